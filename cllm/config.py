@@ -9,20 +9,38 @@ from __future__ import annotations
 import difflib
 import functools
 import ipaddress
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_type_hints
-from urllib.parse import urlsplit
 
 import attrs
 from cyclopts import Group, Parameter
 
-from cllm.errors import CllmError
-from cllm.files import why_no_file
+from cllm.checks import (
+    Check,
+    at_home,
+    at_least,
+    at_most,
+    between,
+    has_home,
+    known_aliases,
+    lora_file,
+    lora_scale,
+    model_file,
+    name_value,
+    not_empty,
+    not_negative,
+    origin,
+    parsable_keys,
+    positive,
+    readable_file,
+    shares,
+    split_words,
+)
+from cllm.errors import SettingsError
 from cllm.hub import reference_of
-from cllm.keys import ApiKey, named_keys, parse_key
+from cllm.keys import ApiKey, named_keys
 
 PREFIX: Final = "CLLM_"
 N_SLOTS_MAX: Final = 256  # llama.cpp refuses more sequences in one context
@@ -65,134 +83,6 @@ CacheType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4
 _UNQUANTISED = ("f32", "f16", "bf16")
 
 
-METRICS_OF: Final = ("vllm", "llamacpp")  # by whose names numbers may be told, too
-
-
-class SettingsError(CllmError):
-    """The operator asked for something that cannot be; one line. `field` is the attribute at fault, if it is one."""
-
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(f"{field}: {message}" if field else message)
-        self.message = message
-        self.field = field
-
-
-# --- values with a form of their own -----------------------------------------------------------------------------------
-
-
-_USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
-
-
-def is_origin(text: str) -> bool:
-    """Whether it is one as browsers write it, in lower case and without the usual port: origins are compared letter by letter."""
-    try:
-        parts = urlsplit(text)
-    except ValueError:  # a bracket without its other one
-        return False
-    has_scheme = bool(parts.scheme) and parts.scheme != "file"  # also `app://obsidian.md` and the like
-    is_written_so = text == text.lower() and not text.endswith(_USUAL_PORTS.get(parts.scheme, " "))
-    return text == "*" or (has_scheme and is_written_so and bool(parts.netloc) and not (parts.path or parts.query or parts.fragment))
-
-
-def is_split(text: str) -> bool:
-    try:
-        shares = split_shares(text)
-    except ValueError:
-        return False
-    return bool(shares) and all(math.isfinite(s) and s >= 0 for s in shares) and sum(shares) > 0
-
-
-def split_lora(text: str) -> tuple[str, float]:
-    """Return path and scale of `PATH` or `PATH:SCALE`; what does not read as a number belongs to the path."""
-    path, colon, scale = text.rpartition(":")
-    try:
-        return (path, float(scale)) if colon else (text, 1.0)
-    except ValueError:
-        return text, 1.0
-
-
-def split_words(text: str) -> tuple[str, ...]:
-    """Return the words of `a,b`."""
-    return tuple(word.strip() for word in text.split(","))
-
-
-def split_shares(text: str) -> tuple[float, ...]:
-    """Return the numbers of `3,1`. Raises: ValueError."""
-    return tuple(float(share) for share in text.split(","))
-
-
-def at_home(value: Any) -> Any:
-    """Return a path, or each of several, with a leading ~ as a shell would have it: none has seen what is in a file or a variable."""
-    if isinstance(value, tuple):
-        return tuple(at_home(item) for item in value)
-    return os.path.expanduser(value) if isinstance(value, str) else value
-
-
-# --- checks: called with the settings, the attribute and its value, as attrs does --------------------------------------
-
-Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
-
-
-def _check(holds: Callable[[Any], bool], complaint: str) -> Check:
-    """Refuse a value, or an item of a tuple, for which `holds` is False. None stands for "not given" and always passes."""
-
-    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        for item in value if isinstance(value, tuple) else (value,):
-            if item is not None and not holds(item):
-                raise SettingsError(complaint.format(item), attribute.name)
-
-    return check
-
-
-def _check_file(path_of: Callable[[str], str | None]) -> Check:
-    """Refuse a text that names a file, as `path_of` has it, where there is none to be read."""
-
-    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        for item in value if isinstance(value, tuple) else (value,):
-            path = None if item is None else path_of(item)
-            if path is not None and (why := why_no_file(path)):
-                raise SettingsError(f"{why}: {item}", attribute.name)
-
-    return check
-
-
-def _between(low: int, high: int) -> Check:
-    return _check(lambda n: low <= n <= high, f"must be {low} to {high}, not {{}}")
-
-
-def _at_least(low: int) -> Check:
-    return _check(lambda n: low <= n, f"must be at least {low}, not {{}}")
-
-
-def _at_most(high: int) -> Check:
-    return _check(lambda n: n <= high, f"must be at most {high}, not {{}}")
-
-
-_positive = _check(lambda x: x > 0 and math.isfinite(x), "must be more than 0, not {}")
-_not_negative = _check(lambda x: x >= 0 and math.isfinite(x), "must be 0 or more, not {}")
-_not_empty = _check(lambda text: bool(text.strip()), "must not be empty")
-_has_home = _check(lambda text: not text.startswith("~"), "there is no home directory for {}")
-_file = _check_file(lambda text: text)
-_aliases = _check(lambda text: set(split_words(text)) <= {*METRICS_OF}, "must be some of vllm,llamacpp, not {}")
-_lora_file = _check_file(lambda text: split_lora(text)[0])
-_lora_scale = _check(lambda text: math.isfinite(split_lora(text)[1]), "the scale must be a finite number: {}")
-_name_value = _check(lambda text: text.partition("=")[0].strip() and "=" in text, "must be NAME=VALUE, not {}")
-# A model that is not a file name is the hub's, or its backend knows it by a name of its own.
-_model_file = _check_file(lambda text: text if text.endswith(".gguf") and ":" not in text else None)
-
-
-def _key(_: object, attribute: attrs.Attribute[Any], texts: tuple[str, ...]) -> None:
-    for text in texts:
-        try:
-            parse_key(text)
-        except ValueError as error:
-            raise SettingsError(str(error), attribute.name) from None
-
-
-_origin = _check(is_origin, "must be * or an origin as browsers send it (https://example.org), not {}")
-_shares = _check(is_split, "must be numbers with commas between, as in 3,1, not {}")
-
-
 # --- the settings -----------------------------------------------------------------------------------------------------
 
 
@@ -209,9 +99,9 @@ def _section(title: str, sort_key: int) -> Parameter:
     return Parameter(group=Group(title, sort_key=sort_key))
 
 
-def _short(name: str) -> Parameter:
-    """Return the short name of an option; they are those that llama-server's users know."""
-    return Parameter(alias=name)
+def _short(*names: str) -> Parameter:
+    """Return the other names of an option; they are those that llama-server's users know."""
+    return Parameter(alias=names)
 
 
 MODEL, MEMORY, SPEED = _section("Model", 1), _section("Memory", 2), _section("Speed", 3)
@@ -226,56 +116,64 @@ class Settings:
     model: Annotated[str | None, MODEL, _short("-m")] = _path(
         None,
         "the GGUF file to serve, or one of the hub's: USER/REPO:Q4_K_M (default: a small demo model that comes with cLLM)",
-        _not_empty,
-        _model_file,
+        not_empty,
+        model_file,
         kw_only=False,
     )
     models: Annotated[tuple[str, ...], MODEL] = _setting(
         (), "further models to serve, by their names; repeatable; in a TOML file also tables with settings of their own", kw_only=False
     )
     alias: Annotated[tuple[str, ...], MODEL] = _setting(
-        (), "a name that clients may use for the model, or for one of several MODEL=NAME; repeatable", _not_empty
+        (),
+        "what clients call the model in place of its file's name, or MODEL=NAME for one of several; repeatable, and answers say the first",
+        not_empty,
     )
-    backend: Annotated[str, MODEL] = _setting("auto", "what computes the model; `cllm backends` lists them", _not_empty)
-    backend_option: Annotated[tuple[str, ...], MODEL] = _setting((), "NAME=VALUE for the backend; repeatable", _name_value)
+    backend: Annotated[str, MODEL] = _setting("auto", "what computes the model; `cllm backends` lists them", not_empty)
+    backend_option: Annotated[tuple[str, ...], MODEL] = _setting((), "NAME=VALUE for the backend; repeatable", name_value)
     isolate: Annotated[bool, MODEL] = _setting(
         False, "compute in a process of its own: when it dies, another one goes on with every answer where it was"
     )
-    lora: Annotated[tuple[str, ...], MODEL] = _path((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file, _lora_scale)
+    lora: Annotated[tuple[str, ...], MODEL] = _path((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", lora_file, lora_scale)
     lora_dir: Annotated[str | None, MODEL] = _path(
         None,
         "a folder whose LoRA adapters may be loaded with POST /v1/load_lora_adapter, where --enable-admin is given",
-        _not_empty,
-        _has_home,
+        not_empty,
+        has_home,
     )
     mmap: Annotated[bool, MODEL] = _setting(True, "map the file into memory instead of reading it")
     mlock: Annotated[bool, MODEL] = _setting(False, "keep the model from being swapped out")
+    chat_template_file: Annotated[str | None, MODEL] = _path(None, "a Jinja chat template in place of the model's own", readable_file)
     tool_format: Annotated[ToolFormat, MODEL] = _setting(
         "auto", "how the model writes tool calls (default: as its chat template says); generic: tell it in a system message"
     )
-    gpu_layers: Annotated[int | None, MODEL, _short("-ngl")] = _setting(
-        None, "layers on the GPU (default: all that fit for llama-gpu, none for llama-cpu)", _at_least(0)
+    gpu_layers: Annotated[int | None, MODEL, _short("-ngl", "--n-gpu-layers")] = _setting(
+        None, "layers on the GPU, of llama-gpu (default: all that fit); llama-cpu has none there", at_least(0)
     )
     split_mode: Annotated[SplitMode, MODEL, _short("-sm")] = _setting("layer", "how the model is laid out over several GPUs")
-    main_gpu: Annotated[int, MODEL, _short("-mg")] = _setting(0, "the GPU that holds what is not split", _at_least(0))
-    tensor_split: Annotated[str | None, MODEL, _short("-ts")] = _setting(None, "shares of the GPUs, as in 3,1", _shares)
+    main_gpu: Annotated[int, MODEL, _short("-mg")] = _setting(0, "the GPU that holds what is not split", at_least(0))
+    tensor_split: Annotated[str | None, MODEL, _short("-ts")] = _setting(None, "shares of the GPUs, as in 3,1", shares)
 
     embeddings: Annotated[bool, MODEL] = _setting(False, "also serve /v1/embeddings and /v1/rerank, from the same model")
     embedding_model: Annotated[str | None, MODEL] = _path(
-        None, "the GGUF file of another model that serves these beside the first", _not_empty, _model_file
+        None, "the GGUF file of another model that serves these beside the first", not_empty, model_file
     )
-    embedding_alias: Annotated[tuple[str, ...], MODEL] = _setting((), "a name that clients may use for it; repeatable", _not_empty)
+    embedding_alias: Annotated[tuple[str, ...], MODEL] = _setting(
+        (), "what clients call it in place of its file's name; repeatable", not_empty
+    )
     pooling: Annotated[Pooling, MODEL] = _setting("auto", "how an embedding is made of its tokens' (auto: as the model says, else mean)")
 
     ctx_size: Annotated[int | None, MEMORY, _short("-c")] = _setting(
         None,
         "cells (tokens) of KV cache, shared by all sequences (default: what a quarter of the free memory holds, at most eight contexts)",
-        _at_least(1),
+        at_least(1),
+    )
+    ctx_max: Annotated[int | None, MEMORY] = _setting(
+        None, "tokens of prompt and answer together that one request may have (default: the model's own context)", at_least(2)
     )
     parallel: Annotated[int | None, MEMORY, _short("-np")] = _setting(
         None,
         "sequences that run at once (default: as many as keep --itl-max-ms, at most 64; of a model that schedules itself, all its slots)",
-        _between(1, N_SLOTS_MAX),
+        between(1, N_SLOTS_MAX),
     )
     kv: Annotated[KvLayout, MEMORY] = _setting(
         "auto",
@@ -283,128 +181,128 @@ class Settings:
         "calibration found these faster; with --isolate the pool stays)",
     )
     models_memory_mb: Annotated[int | None, MEMORY] = _setting(
-        None, "memory of the models that are loaded at a time, MiB: the least recently used makes room (default: all stay)", _at_least(1)
+        None, "memory of the models that are loaded at a time, MiB: the least recently used makes room (default: all stay)", at_least(1)
     )
     prefix_cache: Annotated[bool, MEMORY] = _setting(True, "compute equal beginnings of prompts once, and keep ended sequences' cells")
     host_cache_mb: Annotated[int | None, MEMORY] = _setting(
         None,
         "memory for cells that had to leave a model's KV cache, MiB for each model: restored instead of computed again; 0, or without a "
         "prefix cache: none (default: a quarter of what is free once the model is loaded, at most 2048)",
-        _at_least(0),
+        at_least(0),
     )
     cache_dir: Annotated[str | None, MEMORY] = _path(
         None,
         "a folder for what leaves that memory, and for what is cached while nobody asks: prefixes outlive the server (default: none)",
-        _not_empty,
-        _has_home,
+        not_empty,
+        has_home,
     )
-    cache_dir_mb: Annotated[int, MEMORY] = _setting(8192, "size limit of that folder, MiB", _at_least(1))
+    cache_dir_mb: Annotated[int, MEMORY] = _setting(8192, "size limit of that folder, MiB", at_least(1))
     cache_type_k: Annotated[CacheType, MEMORY, _short("-ctk")] = _setting("f16", "number format of the cached keys")
     cache_type_v: Annotated[CacheType, MEMORY, _short("-ctv")] = _setting("f16", "number format of the cached values")
     flash_attn: Annotated[FlashAttention, MEMORY, _short("-fa")] = _setting("auto", "attention that does not write out its scores")
 
     threads: Annotated[int | None, SPEED, _short("-t")] = _setting(
-        None, "threads of a step with few rows (default: the backend's choice)", _between(1, 1024)
+        None, "threads of a step with few rows (default: the backend's choice)", between(1, 1024)
     )
     threads_batch: Annotated[int | None, SPEED, _short("-tb")] = _setting(
-        None, "threads of a step with many rows (default: as --threads)", _between(1, 1024)
+        None, "threads of a step with many rows (default: as --threads)", between(1, 1024)
     )
-    batch_size: Annotated[int, SPEED, _short("-b")] = _setting(2048, "rows (tokens to compute) of one step at most", _between(1, 65536))
+    batch_size: Annotated[int, SPEED, _short("-b")] = _setting(2048, "rows (tokens to compute) of one step at most", between(1, 65536))
     ubatch_size: Annotated[int, SPEED, _short("-ub")] = _setting(
-        512, "rows computed at a time within a step; of a model with a sliding window, of one step at most", _between(1, 65536)
+        512, "rows computed at a time within a step; of a model with a sliding window, of one step at most", between(1, 65536)
     )
     calibrate: Annotated[Calibrate, SPEED] = _setting(
         "auto",
         "measure what steps cost: once for each model, machine and its settings here, never (it is learned while serving), or now again",
     )
     calibration_dir: Annotated[str | None, SPEED] = _path(
-        None, "folder for what was measured (default: cllm/calibration in the user's cache)", _not_empty, _has_home
+        None, "folder for what was measured (default: cllm/calibration in the user's cache)", not_empty, has_home
     )
     row_budget: Annotated[int | None, SPEED] = _setting(
-        None, "rows of a step, beyond which prompts are computed in pieces (default: as the cost model says)", _between(1, 65536)
+        None, "rows of a step, beyond which prompts are computed in pieces (default: as the cost model says)", between(1, 65536)
     )
     itl_max_ms: Annotated[float | None, SPEED] = _setting(
         None,
         "time between tokens to aim at: no more sequences run at once than keep it, and steps with prompts are no longer, as far as a row "
         "is not dear then (default: 250, or with --parallel none)",
-        _positive,
+        positive,
     )
     itl_target_ms: Annotated[float | None, SPEED] = _setting(
-        None, "time that a step beside running answers may take (default: mostly 2.4 times what it takes without prompts)", _positive
+        None, "time that a step beside running answers may take (default: mostly 2.4 times what it takes without prompts)", positive
     )
 
     embedding_ctx_size: Annotated[int | None, MEMORY] = _setting(
         None,
         "tokens of an input to embed at most, for which cells are kept (default: 2048, or 8192 for a model or a process of its own, as "
         "memory allows; where tokens see those after them, as BERT's do, at most --batch-size, as memory allows)",
-        _at_least(1),
+        at_least(1),
     )
     embedding_slice_ms: Annotated[int, SPEED] = _setting(
-        100, "time that a step of embeddings aims at, since answers wait for its end", _between(1, 60_000)
+        100, "time that a step of embeddings aims at, since answers wait for its end", between(1, 60_000)
     )
 
     queue_size: Annotated[int, REQUESTS] = _setting(
         1024,
         "completions that may wait; then 503, but only at twice it for a key with less than its part, and for what is more urgent",
-        _between(1, 1_000_000),
+        between(1, 1_000_000),
     )
     queue_wait_s: Annotated[float, REQUESTS] = _setting(
-        300.0, "time that a request would wait, by the measured rate, above which it is answered with 503", _positive
+        300.0, "time that a request would wait, by the measured rate, above which it is answered with 503", positive
     )
     queue_patience_s: Annotated[float, REQUESTS] = _setting(
-        2.5, "time in the queue after which a request lets later ones of its key go first; 0: strictly in turn", _not_negative
+        2.5, "time in the queue after which a request lets later ones of its key go first; 0: strictly in turn", not_negative
     )
     key_cap: Annotated[int | None, REQUESTS] = _setting(
         None,
         "completions that each key may have under way, where keys are given; more are answered with 429 (default: no limit)",
-        _at_least(1),
+        at_least(1),
     )
-    timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", _positive)
+    timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", positive)
     load_wait_s: Annotated[float, REQUESTS] = _setting(
-        60.0, "time that a request waits for its model, where that must be loaded first; then it is answered with 503", _not_negative
+        60.0, "time that a request waits for its model, where that must be loaded first; then it is answered with 503", not_negative
     )
     grammar_timeout_s: Annotated[float, REQUESTS] = _setting(
         2.0,
         "time to compile a schema or a grammar, the wait for its turn included: 400 if it takes longer, 503 if its turn does not come",
-        _positive,
+        positive,
     )
     sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")
-    max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive, _at_most(1 << 20))
+    max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", positive, at_most(1 << 20))
     stream_buffer_kb: Annotated[int, REQUESTS] = _setting(
-        1024, "unread KiB after which a stream is ended, so that no other waits", _at_least(1)
+        1024, "unread KiB after which a stream is ended, so that no other waits", at_least(1)
     )
     sse_ping_s: Annotated[float, REQUESTS] = _setting(
-        15.0, "silence after which a stream of events carries a sign of life; 0: never", _not_negative
+        15.0, "silence after which a stream of events carries a sign of life; 0: never", not_negative
     )
     responses_kept: Annotated[int, REQUESTS] = _setting(
-        1024, "responses of POST /v1/responses that are kept to go on from; 0: none", _between(0, 1_000_000)
+        1024, "responses of POST /v1/responses that are kept to go on from; 0: none", between(0, 1_000_000)
     )
-    responses_kept_mb: Annotated[int, REQUESTS] = _setting(64, "room for them, MiB", _at_least(1))
-    responses_kept_s: Annotated[float, REQUESTS] = _setting(86_400.0, "time after which one is forgotten", _positive)
+    responses_kept_mb: Annotated[int, REQUESTS] = _setting(64, "room for them, MiB", at_least(1))
+    responses_kept_s: Annotated[float, REQUESTS] = _setting(86_400.0, "time after which one is forgotten", positive)
 
-    host: Annotated[str, NETWORK] = _setting("127.0.0.1", "address to listen on; `::` is all of this machine, of both kinds", _not_empty)
-    port: Annotated[int, NETWORK] = _setting(8080, "port to listen on; 0 takes a free one", _between(0, 65535))
+    host: Annotated[str, NETWORK] = _setting("127.0.0.1", "address to listen on; `::` is all of this machine, of both kinds", not_empty)
+    port: Annotated[int, NETWORK] = _setting(8080, "port to listen on; 0 takes a free one", between(0, 65535))
     api_key: Annotated[tuple[str, ...], NETWORK] = _setting(
-        (), "KEY [weight=N] [cap=N] [priority=N]: a key, one of which clients must send; repeatable", _key, repr=False
+        (), "KEY [name=WORD] [weight=N] [cap=N] [priority=N]: a key, one of which clients must send; repeatable", parsable_keys, repr=False
     )
-    api_key_file: Annotated[str | None, NETWORK] = _path(None, "a file with one key a line, in the same form", _file)
-    ssl_certfile: Annotated[str | None, NETWORK] = _path(None, "certificate chain (PEM); HTTPS instead of HTTP", _file)
-    ssl_keyfile: Annotated[str | None, NETWORK] = _path(None, "the certificate's private key (PEM)", _file)
+    api_key_file: Annotated[str | None, NETWORK] = _path(None, "a file with one key a line, in the same form", readable_file)
+    ssl_certfile: Annotated[str | None, NETWORK] = _path(None, "certificate chain (PEM); HTTPS instead of HTTP", readable_file)
+    ssl_keyfile: Annotated[str | None, NETWORK] = _path(None, "the certificate's private key (PEM)", readable_file)
     cors_origin: Annotated[tuple[str, ...], NETWORK] = _setting(
-        (), "a web origin whose pages may call the server, or *; repeatable", _origin
+        (), "a web origin whose pages may call the server, or *; repeatable", origin
     )
-    header_timeout_s: Annotated[float, NETWORK] = _setting(5.0, "time for a client to send its headers", _positive)
-    body_timeout_s: Annotated[float, NETWORK] = _setting(30.0, "time for a client to send its body", _positive)
-    write_timeout_s: Annotated[float, NETWORK] = _setting(30.0, "time for a client to take what is sent", _positive)
-    keep_alive_s: Annotated[float, NETWORK] = _setting(75.0, "idle time after which a connection is closed", _positive)
+    header_timeout_s: Annotated[float, NETWORK] = _setting(5.0, "time for a client to send its headers", positive)
+    body_timeout_s: Annotated[float, NETWORK] = _setting(30.0, "time for a client to send its body", positive)
+    write_timeout_s: Annotated[float, NETWORK] = _setting(30.0, "time for a client to take what is sent", positive)
+    keep_alive_s: Annotated[float, NETWORK] = _setting(75.0, "idle time after which a connection is closed", positive)
 
-    config: Annotated[str | None, OPERATION] = _path(None, "a TOML file with any of these settings", _file)
-    grace_s: Annotated[float, OPERATION] = _setting(30.0, "time for running answers to end after SIGTERM", _not_negative)
+    config: Annotated[str | None, OPERATION] = _path(None, "a TOML file with any of these settings", readable_file)
+    grace_s: Annotated[float, OPERATION] = _setting(30.0, "time for running answers to end after SIGTERM", not_negative)
     watchdog_s: Annotated[float, OPERATION] = _setting(
         120.0,
         "a step that takes longer makes /health answer 503, and ends the process of --isolate, which is replaced; a load there that says"
         " nothing for so long, or for 600 s if that is longer, has failed",
-        _positive,
+        positive,
     )
     log_format: Annotated[LogFormat, OPERATION] = _setting("console", "for eyes or for machines")
     log_level: Annotated[LogLevel, OPERATION] = _setting("info", "the least that is logged")
@@ -412,7 +310,7 @@ class Settings:
     metrics_aliases: Annotated[str | None, OPERATION] = _setting(
         None,
         "also tell numbers of /metrics by the names of vllm, llamacpp, or both with a comma between, as boards ask for",
-        _aliases,
+        known_aliases,
     )
     enable_benchmark: Annotated[bool, OPERATION] = _setting(False, "let POST /benchmark put load on the server")
     enable_admin: Annotated[bool, OPERATION] = _setting(
@@ -582,9 +480,13 @@ def _key_texts(settings: Settings) -> tuple[str, ...]:
         lines = tuple(line for line in _read_lines(settings.api_key_file) if line and not line.startswith("#"))
         if not lines:  # an empty file would open the server to everybody
             raise SettingsError(f"no key in {settings.api_key_file}", "api_key_file")
-        _key(settings, attrs.fields(Settings).api_key_file, lines)
+        parsable_keys(settings, attrs.fields(Settings).api_key_file, lines)
         keys += lines
     keys = tuple(dict.fromkeys(keys))
+    try:
+        named_keys(keys)
+    except ValueError as error:
+        raise SettingsError(str(error), "api_key_file" if settings.api_key_file else "api_key") from None
     if len({text.split(" ")[0] for text in keys}) < len(keys):
         raise SettingsError("a key is given twice, with other options", "api_key_file" if settings.api_key_file else "api_key")
     return keys

@@ -30,6 +30,15 @@ class CllmError(Exception):
     """The root of every error that cLLM raises on purpose."""
 
 
+class SettingsError(CllmError):
+    """The operator asked for something that cannot be; one line. `field` is the attribute at fault, if it is one."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.message = message
+        self.field = field
+
+
 # --- the seam: what a model's calls may raise (cllm/backend.py says when) ---------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The keys that open the server, and what each may take of it: `KEY [weight=N] [cap=N] [priority=N]`."""
+"""The keys that open the server, and what each may take of it: `KEY [name=WORD] [weight=N] [cap=N] [priority=N]`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 import attrs
 
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
 
 @attrs.frozen(kw_only=True)
 class ApiKey:
     """A key. `name` stands for it wherever it might be seen."""
 
     secret: str = attrs.field(repr=False)
-    name: str = ""
+    name: str = ""  # what logs and numbers call it
     weight: float = 1.0  # of its requests beside other keys'
     cap: int | None = None  # completions under way at most; None: as all keys
     priority: int | None = 0  # the most urgent that its requests may name, or any key could have all others wait; None: any
@@ -25,7 +27,7 @@ def parse_key(text: str) -> ApiKey:
     secret, *options = text.split(" ")
     if not (secret and secret.isascii() and secret.isprintable()):  # it travels in a header
         raise ValueError("a key must be printable ASCII without blanks")
-    fields: dict[str, float | int] = {}
+    fields: dict[str, float | int | str] = {}
     for option in filter(None, options):
         name, _, value = option.partition("=")
         if name in fields:
@@ -35,11 +37,20 @@ def parse_key(text: str) -> ApiKey:
 
 
 def named_keys(texts: Sequence[str]) -> tuple[ApiKey, ...]:
-    """Read keys and name them by their places. Raises: ValueError."""
-    return tuple(attrs.evolve(parse_key(text), name=f"key{i}") for i, text in enumerate(texts))
+    """Read keys, and name by their places those that have no name. Raises: ValueError."""
+    keys = [parse_key(text) for text in texts]
+    named = tuple(key if key.name else attrs.evolve(key, name=f"key{i}") for i, key in enumerate(keys))
+    names = [key.name for key in named]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise ValueError(f"two keys are called {twice}")
+    return named
 
 
-def _option(name: str, value: str) -> float | int:
+def _option(name: str, value: str) -> float | int | str:
+    if name == "name":
+        if not _NAME.fullmatch(value):
+            raise ValueError("a key's name must be 1 to 64 letters, digits or _.-")
+        return value
     if name == "weight":
         weight = _number(value)
         if not 0 < weight < math.inf:
@@ -53,7 +64,7 @@ def _option(name: str, value: str) -> float | int:
         if not re.fullmatch(r"-?[0-9]{1,9}", value):
             raise ValueError("a key's priority must be a whole number of at most nine digits")
         return int(value)
-    raise ValueError("after a key and a blank there may be weight=N, cap=N and priority=N")
+    raise ValueError("after a key and a blank there may be name=WORD, weight=N, cap=N and priority=N")
 
 
 def _number(text: str) -> float:

@@ -7,13 +7,15 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import cyclopts
-from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Parameter, Token, UnusedCliTokensError
+from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Parameter, Token, UnknownOptionError, UnusedCliTokensError
 
-from cllm.config import DEFAULT_SETTINGS, GGUF, Settings, SettingsError, at_home, did_you_mean, is_path, reason, variable
+from cllm.checks import at_home
+from cllm.config import DEFAULT_SETTINGS, GGUF, Settings, did_you_mean, is_path, reason, variable
+from cllm.errors import SettingsError
 from cllm.hub import reference_of
 
 
@@ -103,9 +105,48 @@ class Sources:
             unused = error.unused_tokens or []
             hint = "; a model is named by --model" if self._takes_model and _is_model(unused[:1]) else ""
             return f"one argument too many: {' '.join(unused)}{hint}"
+        if isinstance(error, UnknownOptionError):
+            option = (error.token.keyword or error.token.value).partition("=")[0]
+            if here := ELSEWHERE.get(option):
+                return f"Unknown option: {option}. {here}"
         if isinstance(error, CycloptsError) or error.field is None:
             return " ".join(str(error).split())
         return f"{self._origins.get(error.field, error.field)}: {error.message}"
+
+
+ELSEWHERE: Final = {  # options of llama-server and vLLM that people bring along, where none of ours is like them
+    "--max-model-len": "Here it is --ctx-max; -c is the cells of all requests together",
+    "--max-num-seqs": "Here it is --parallel",
+    "--max-num-batched-tokens": "Here it is --batch-size",
+    "--gpu-memory-utilization": "Here -ngl says how many layers, -c how many cells; unnamed, they take what is free but for a reserve",
+    "--tensor-parallel-size": "Here several GPUs share the layers by themselves; -sm row and -ts say how",
+    "--served-model-name": "Here it is --alias",
+    "-a": "Here it is --alias",
+    "-hf": "Here the model stands in its place: cllm serve USER/REPO:Q4_K_M",
+    "--hf-repo": "Here the model stands in its place: cllm serve USER/REPO:Q4_K_M",
+    "--enable-auto-tool-choice": "Here tools are read as the model's template writes them; --tool-format names another form",
+    "--tool-call-parser": "Here tools are read as the model's template writes them; --tool-format names another form",
+    "--reasoning-parser": "Here reasoning is read as the model's template writes it",
+    "--jinja": "Here the model's template is always used; --chat-template-file names another",
+    "--chat-template": "Here it is --chat-template-file",
+    "--cache-ram": "Here it is --host-cache-mb",
+    "-kvu": "Here it is --kv unified",
+    "--kv-unified": "Here it is --kv unified",
+    "-no-kvu": "Here it is --kv streams",
+    "--no-kv-unified": "Here it is --kv streams",
+    "--lora-scaled": "Here it is --lora FILE:SCALE",
+    "--metrics": "Here /metrics is always there",
+    "--slots": "Here /slots is always there",
+    "-cb": "Here batches are always re-formed at every step",
+    "--cont-batching": "Here batches are always re-formed at every step",
+    "--enable-prefix-caching": "Here it is always on; --no-prefix-cache is without",
+    "--mmproj": "Images are not read here",
+    "-md": "There are no drafts by a smaller model here",
+    "--model-draft": "There are no drafts by a smaller model here",
+    "--draft-model": "There are no drafts by a smaller model here",
+    "--rope-scaling": "Here positions are as the file says; gguf-set-metadata, of the package gguf, changes that",
+    "--override-kv": "Here values are as the file says; gguf-set-metadata, of the package gguf, changes them",
+}
 
 
 def _is_model(words: Sequence[str]) -> bool:

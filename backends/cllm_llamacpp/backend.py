@@ -102,7 +102,7 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
     """Build the model up from its native parts; what was made is freed again, last first, when a later part fails."""
     free_before = machine.free_memory_bytes()  # later on, a mapped file's pages would count as free though they are wanted
     with ExitStack() as parts:
-        model_params = settings.model_params(lib, spec, n_gpu_layers=_n_gpu_layers(lib, spec) if gpu else 0)
+        model_params = settings.model_params(lib, spec, n_gpu_layers=_n_gpu_layers(lib, spec) if gpu else _no_layers(spec))
         mapped_before = machine.mapped_file_bytes()
         model = _load_model(lib, spec, on_progress, model_params)
         parts.callback(lib.llama_model_free, model)
@@ -138,7 +138,7 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
 def _load_embedder(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> LlamaEmbedder:
     with ExitStack() as parts:
         with LOG.loading():
-            model_params = settings.model_params(lib, spec, n_gpu_layers=_n_gpu_layers(lib, spec) if gpu else 0)
+            model_params = settings.model_params(lib, spec, n_gpu_layers=_n_gpu_layers(lib, spec) if gpu else _no_layers(spec))
             model = _load_model(lib, spec, on_progress, model_params)
         parts.callback(lib.llama_model_free, model)
         facts = facts_of(lib, model, spec.path)
@@ -193,8 +193,17 @@ def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
     if n_fitting == 0:
         logger.warning("no layer of %s fits into the %d MiB that are free on the GPU: the CPU computes all", spec.path, free_bytes >> 20)
     elif n_fitting > 0:
-        logger.info("%d of %d layers of %s go to the GPU, of which %d MiB are free", n_fitting, n_layers, spec.path, free_bytes >> 20)
+        logger.warning("%d of %d layers of %s go to the GPU, of which %d MiB are free", n_fitting, n_layers, spec.path, free_bytes >> 20)
     return n_fitting
+
+
+def _no_layers(spec: ModelSpec) -> int:
+    """None: a number that somebody named is read over only with a word, since they mean a GPU that is not used."""
+    if spec.n_gpu_layers:
+        logger.warning(
+            "--gpu-layers %d has no effect: llama-cpu computes all on the processor; `cllm backends` says more", spec.n_gpu_layers
+        )
+    return 0
 
 
 def _gpu_bytes(lib: Any, spec: ModelSpec) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,14 @@ import structlog
 
 from cllm import hub, machine
 from cllm.backend import Backend, Embedder, KvLayout, LaysOut, LoadsEmbedders, OnProgress, StepModel, tool_template_of
-from cllm.config import Settings, SettingsError, api_keys, name_of_model
+from cllm.checks import split_lora
+from cllm.config import Settings, api_keys, name_of_model
 from cllm.engine.cost.curve import DEFAULT_CURVE, Curve
 from cllm.engine.cost.model import CostModel
 from cllm.engine.limits import Limits
 from cllm.engine.memory.layout import N_FEW
 from cllm.engine.sampling.dry import forget_vocabularies
-from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, TemplateInvalid, call_foreign, in_one_line
+from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, SettingsError, TemplateInvalid, call_foreign, in_one_line
 from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
 from cllm.serve.calibration import N_CELLS_PART, measure
@@ -150,6 +152,9 @@ def check_beforehand(settings: Settings) -> None:
     for model in () if _knows_models(backend) else (settings.model, settings.embedding_model):
         if model is not None and hub.reference_of(model) is None and not os.path.exists(model):
             raise LoadFailed(f"{model}: no such file")
+    for path in () if _knows_models(backend) else [split_lora(text)[0] for text in settings.lora]:
+        if not os.path.exists(path):
+            raise LoadFailed(f"{path}: no such file")
 
 
 def check_folder(cache_dir: str) -> None:
@@ -296,7 +301,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
     limits = Limits(
         n_cells=model.n_cells,
         n_slots=model.n_slots,
-        n_ctx=min(model.info.n_ctx_train, model.n_cells_slot),
+        n_ctx=min(model.info.n_ctx_train, model.n_cells_slot, settings.ctx_max or sys.maxsize),
         n_rows_max=model.n_rows_max,
         row_budget=settings.row_budget,
         itl_max_s=_itl_max_s(settings),
@@ -413,7 +418,9 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
     """Return what is told of `model`; `name` is what it is called unless the settings give it another."""
     aliases = settings.alias or (name,)
     reads_text = isinstance(model, StreamsOnly) and model.reads_text
-    template = ChatTemplate("", bos_token="", eos_token="") if reads_text else _template(model)
+    if reads_text and settings.chat_template_file is not None:
+        raise LoadFailed("--chat-template-file: this model applies a template of its own")
+    template = ChatTemplate("", bos_token="", eos_token="") if reads_text else _template(model, settings)
     dialect = UNKNOWN if reads_text else dialect_of(template, model.vocabulary, settings.tool_format)
     if not reads_text and dialect.tags is None and mentions_reasoning(template.source):
         log.warning("reasoning.unread", why="the chat template speaks of thinking in no form that is known: it would be content")
@@ -440,8 +447,10 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
     )
 
 
-def _template(model: StepModel) -> ChatTemplate:
+def _template(model: StepModel, settings: Settings) -> ChatTemplate:
     vocabulary = model.vocabulary
+    if settings.chat_template_file is not None:
+        return _compiled(model, _read_template(settings.chat_template_file))
     source = source_of(vocabulary.chat_template)
     if source is None and not isinstance(model, EmbeddingsOnly):
         why = f"the model names {vocabulary.chat_template!r}, and brings none" if vocabulary.chat_template else "the model brings none"
@@ -449,9 +458,16 @@ def _template(model: StepModel) -> ChatTemplate:
     return _compiled(model, source or CHATML)
 
 
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadFailed(f"--chat-template-file: cannot read {path}: {in_one_line(error)}") from error
+
+
 def _for_tools(model: StepModel, settings: Settings) -> Speech | None:
     """How it speaks where tools are offered, if it brings a template for that whose calls can be read."""
-    source = source_of(tool_template_of(model.vocabulary))
+    source = None if settings.chat_template_file else source_of(tool_template_of(model.vocabulary))
     if source is None or settings.tool_format == GENERIC:
         return None
     try:

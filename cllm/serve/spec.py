@@ -6,7 +6,8 @@ import attrs
 
 from cllm import backend, demo
 from cllm.backend import Lora, ModelSpec
-from cllm.config import Settings, split_lora, split_shares
+from cllm.checks import split_lora, split_shares
+from cllm.config import Settings
 
 
 def model_spec(settings: Settings) -> ModelSpec:

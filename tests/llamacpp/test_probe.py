@@ -13,6 +13,7 @@ from cllm import machine
 from cllm.backend import CONTRACT_VERSION, ModelSpec, SplitMode
 from cllm.errors import BackendUnavailable, LoadFailed
 from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
+from cllm_llamacpp import backend as backend_module
 from cllm_llamacpp.abi import PACKAGE_VERSION
 from cllm_llamacpp.backend import _gpu_bytes, _n_gpu_layers, _on_gpus
 
@@ -256,3 +257,12 @@ def test_another_version_is_named(lib, monkeypatch):
     monkeypatch.setattr(lib, "__version__", "0.3.35")
 
     assert "0.3.35" in abi.what_is_wrong(lib)
+
+
+def test_layers_that_are_named_for_a_gpu_that_is_not_used_are_told_of(tiny_files, monkeypatch):
+    told = []
+    monkeypatch.setattr(backend_module.logger, "warning", lambda text, *values: told.append(text % values))
+    spec = ModelSpec(path=str(tiny_files["qwen3"]), n_cells=64)
+    for n_gpu_layers in (None, 0, 9):
+        make_cpu_backend().load(attrs.evolve(spec, n_gpu_layers=n_gpu_layers), lambda _share: True).close()
+    assert [text.partition(" has no effect")[0] for text in told] == ["--gpu-layers 9"]
