@@ -90,7 +90,7 @@ class ModelSpec:
     n_rows_physical: int = 512  # rows computed at a time within a step (llama.cpp's ubatch)
     n_threads: int | None = None  # threads of a step with few rows
     n_threads_batch: int | None = None  # threads of a step with many rows
-    n_gpu_layers: int | None = None  # layers on the GPU; None: all that fit for llama-gpu, none for llama-cpu
+    n_gpu_layers: int | None = None  # layers on the GPU; None: all that fit. llama-cpu has none there
     kv_layout: KvLayout = KvLayout.AUTO
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -410,7 +410,7 @@ class StreamEnd:
 
     seq_id: int
     error: str = ""  # one line for the log, if it is of interest to the operator; a client learns nothing of it
-    refusal: RequestError | None = None  # what the client is told, and with what status; None after an error: a 500
+    refusal: RequestError | None = None  # what the client is told, and with what status, its `extra` numbers and texts; None: a 500
     is_cut: bool = False  # without a vocabulary only, as what follows: it ended for its length
     stop_reason: str | None = None  # the stop string that ended it, where the model has seen to that
     usage: StreamUsage | None = None

@@ -335,6 +335,14 @@ class Crossed(HeedingFakeModel):
             return event
         return attrs.evolve(event, seq_id=live[(live.index(event.seq_id) + 1) % len(live)])
 
+class Muddled(HeedingFakeModel):
+    def open(self, tell):
+        super().open(lambda event: tell(self.muddled(event)))
+
+    def muddled(self, event):
+        is_alone = len(self._live) == 1
+        return event if is_alone or not isinstance(event, StreamToken) else attrs.evolve(event, token=(event.token + len(self._live)) % 256)
+
 class Ignorant(HeedingFakeModel):
     def start(self, seq_id, request):
         super().start(seq_id, attrs.evolve(request, prompt=(65, 66, 67)))
@@ -357,6 +365,7 @@ class Late(HeedingFakeModel):
 
 class Backend(FakeStreamBackend):
     crossed = classmethod(lambda cls: cls(Crossed))
+    muddled = classmethod(lambda cls: cls(Muddled))
     ignorant = classmethod(lambda cls: cls(Ignorant))
     cruel = classmethod(lambda cls: cls(Cruel))
     late = classmethod(lambda cls: cls(Late))
@@ -381,6 +390,7 @@ class Backend(FakeStreamBackend):
         ("shifted", "test_who_tells_logits_tells_each_tokens_successor"),
         ("reused", "test_who_tells_logits_tells_each_tokens_successor"),
         ("crossed", "test_each_of_several_at_once_gets_the_answer_to_its_own_prompt"),
+        ("muddled", "test_each_of_several_at_once_gets_the_answer_to_its_own_prompt"),
         ("ignorant", "test_each_of_several_at_once_gets_the_answer_to_its_own_prompt"),
         ("cruel", "test_one_that_is_given_up_makes_room_at_once"),
         ("late", "test_nothing_is_told_after_close"),

@@ -19,7 +19,7 @@ from cllm.engine.batch.compute import compute, empty
 from cllm.engine.batch.plan import Plan, StepOutput
 from cllm.engine.events import Event
 from cllm.engine.limits import Limits
-from cllm.engine.sequence import SequenceSpec
+from cllm.engine.sequence import FINISHED, Sequence, SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, StepFailed, call_foreign, in_one_line
 from cllm.serve.disktier import N_BYTES_OWED_MAX, DiskTier
@@ -84,7 +84,8 @@ class StepLoop(Loop):
         self._draws = isinstance(model, DrawsTokens)
         self._context = contextvars.copy_context()  # of these calls
         self._n_taken = 0  # calls of the thread, up to our last step
-        self._n_unasked = 0  # steps in a row that were aborted, and given up by nobody
+        # Of a sequence's steps in a row, and of those without rows, how many were aborted that nobody has given up.
+        self._n_unasked: dict[Sequence | None, int] = {}
 
     # --- from the API's side ------------------------------------------------------------------------------------------
 
@@ -244,11 +245,15 @@ class StepLoop(Loop):
             return None
         except Exception as error:
             self._progress_at = trio.current_time()
+            error = self._blamed(plan, error)
             self._report(plan, error)
-            self._owed += self.scheduler.apply_failure(plan, self._blamed(plan, error), self._progress_at)
+            self._owed += self.scheduler.apply_failure(plan, error, self._progress_at)
             self._hand_down()
             return None
-        self._n_unasked = 0
+        if self._n_unasked:
+            went_well: set[Sequence | None] = {None, *plan.members()}
+            left = [(one, n) for one, n in self._n_unasked.items() if one not in went_well]
+            self._n_unasked = {one: n for one, n in left if one is None or one.phase is not FINISHED}
         self._progress_at = now = trio.current_time()
         following, self._following = self._following, None
         ahead = None
@@ -315,8 +320,10 @@ class StepLoop(Loop):
         """An abort may come late, for the step before. Steps that are aborted unasked again and again have failed, as any others do."""
         if not isinstance(error, Aborted) or plan.is_given_up:
             return error
-        self._n_unasked += 1
-        if self._n_unasked <= N_UNASKED_MAX:
+        members: Seq[Sequence | None] = plan.members() or [None]
+        for one in members:
+            self._n_unasked[one] = self._n_unasked.get(one, 0) + 1
+        if max(self._n_unasked[one] for one in members) <= N_UNASKED_MAX:
             return error
         failure = StepFailed("the model aborts steps that nobody has given up")
         failure.__cause__ = error

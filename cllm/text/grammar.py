@@ -39,8 +39,9 @@ N_GRAMMARS_KEPT: Final = 64
 N_TOKENIZERS_KEPT: Final = 4  # some tens of megabytes each, of large vocabularies
 N_PLACES_TRIED: Final = 200  # to find out which part of a schema is at fault
 PLACES_S: Final = 0.5  # of the thread's own time for that: a part may take as long as the schema did
-# Where a schema begins in Lark; what is no code there, comments, strings and expressions, is stepped over.
-_JSON_RULE: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)')
+# Where a schema begins in Lark. What is no code there, as llguidance reads it, is stepped over: comments, special tokens, strings and
+# expressions. One that is not closed is its error, and reaches to its end here, or each mark behind it would be tried in turn.
+_JSON_RULE: Final = re.compile(r'(?:#|//)[^\n]*|<[^<>\s]+>|"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\])+/?|(?P<json>%json\s*)')
 
 # Bounds of what a request may take of everybody's step: 100,000 units of the lexer's fuel are some 7 ms, 300,000 items 30 ms, which is what
 # the mask of a grammar that is read by characters takes of 152,000 tokens. A state of the lexer takes 1 to 2 kB, for as long as the grammar

@@ -18,6 +18,7 @@ from cllm.text.schema_parts import Schema, reachable, target
 N_EXACT: Final = 1 << 53  # beyond which the compiler writes another whole number
 N_INT64: Final = (1 << 63) - 1  # from which on it knows no other: what people write there is the end of their type
 N_MINIMUM_LEAST: Final = (1 << 10) - (1 << 63)  # the next float above the least of 64 bits, which the compiler cannot negate
+N_KEPT_MAX: Final = 100_000  # numbers, of all parts: each has those of all that it holds at once, and of all that it may be
 LOWER: Final = ("minimum", "exclusiveMinimum")
 UPPER: Final = ("maximum", "exclusiveMaximum")
 
@@ -38,8 +39,10 @@ def prepare_bounds(node: Schema, pointer: str) -> None:
 def check_bounds_meeting(schema: Schema) -> None:
     """Refuse a whole number that one part excludes where another part's bound, that holds with it, has the same whole part."""
     known: dict[int, _Bounds] = {}
+    n_kept = 0
 
     def bounds(node: Any, pointer: str) -> _Bounds:
+        nonlocal n_kept
         if isinstance(node, bool):
             return NONE
         if id(node) not in known:
@@ -49,7 +52,10 @@ def check_bounds_meeting(schema: Schema) -> None:
             told += [_all([bounds(part, pointer) for part in node.get(name, ())]) for name in ("anyOf", "oneOf")]
             told = [one for one in told if one is not NONE]
             _check_apart(told, pointer)
-            known[id(node)] = _all(told)
+            found = known[id(node)] = _all(told)
+            n_kept += 0 if any(found is one for one in told) else found.n_numbers
+            if n_kept > N_KEPT_MAX:
+                raise GrammarInvalid("maximum: so many bounds meet that they are not looked through", pointer, "maximum")
         return known[id(node)]
 
     if any(_own(node).excluded for node, _ in reachable(schema)):
@@ -57,7 +63,7 @@ def check_bounds_meeting(schema: Schema) -> None:
             bounds(node, pointer)
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class _Bounds:
     """The whole numbers that are excluded at either end, and the whole parts of all bounds."""
 
@@ -65,6 +71,10 @@ class _Bounds:
     below: frozenset[int] = frozenset()
     lows: frozenset[int] = frozenset()
     highs: frozenset[int] = frozenset()
+
+    @property
+    def n_numbers(self) -> int:
+        return len(self.above) + len(self.below) + len(self.lows) + len(self.highs)
 
     @property
     def excluded(self) -> frozenset[int]:
@@ -95,8 +105,8 @@ def _excluded(node: Schema, names: tuple[str, str]) -> int | None:
 
 
 def _all(some: Sequence[_Bounds]) -> _Bounds:
-    if not some:
-        return NONE
+    if len(some) < 2:
+        return some[0] if some else NONE
     return _Bounds(*(frozenset().union(*(getattr(one, field.name) for one in some)) for field in attrs.fields(_Bounds)))
 
 

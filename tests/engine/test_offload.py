@@ -118,14 +118,20 @@ def test_a_state_whose_restore_the_model_died_of_leaves_the_disk_where_no_row_ca
     assert all(piece.tokens[0] != ord("a") for piece in offload.pool.pieces())  # or it would be restored again at once
 
 
+@pytest.mark.parametrize("has_fixed_part", [False, True])
 @pytest.mark.parametrize(("n_more", "letters"), [(0, "ij"), (2, "ghij")])
-def test_one_step_saves_no_more_than_the_pool_can_hold_and_of_that_what_was_of_use_last(n_more: int, letters: str) -> None:
+def test_one_step_saves_no_more_than_the_pool_can_hold_and_of_that_what_was_of_use_last(
+    n_more: int, letters: str, *, has_fixed_part: bool
+) -> None:
     """All that it saves is in memory at once; where evicted pieces go on to the disk, there is room for some of these, too."""
     model, scheduler, offload = make(Costs(), n_cells=2000)
     for letter in "abcdefghij":
         answer(model, scheduler, letter * 150)
     n_bytes, n_cells = len(model.save(0, 0)), 151
     offload._size = StateSize(n_bytes / n_cells)
+    if has_fixed_part:  # as of a recurrent model's states, most of which is not its cells
+        offload._size.saw(n_cells, n_bytes)
+        offload._size.saw(3 * n_cells, n_bytes + 2 * n_cells)
     offload.pool.n_bytes_max = offload.pool.n_bytes_at_once = int(2.5 * n_bytes)
     if n_more:
         offload.pool.keep_evicted(n_more * n_bytes)
@@ -138,6 +144,17 @@ def test_one_step_saves_no_more_than_the_pool_can_hold_and_of_that_what_was_of_u
     while run_step(model, scheduler, 0.0) is not None:
         pass
     scheduler.check()
+
+
+def test_of_states_that_are_saved_whole_one_is_saved_before_it_is_known_what_they_take() -> None:
+    model, scheduler, offload = make(Costs(), n_cells=2000)
+    offload.can_save_part = offload.pool.takes_parts = False
+    for letter in "abcdefghij":
+        answer(model, scheduler, letter * 150)
+    scheduler.submit(make_spec(tuple(b"z" * 1900), 0, 2, 0.0), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert [chr(move.tokens[0]) for move in plan.moves if isinstance(move, Save)] == ["j"]
 
 
 def test_what_became_fast_to_compute_is_not_restored() -> None:

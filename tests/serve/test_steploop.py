@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
@@ -635,7 +636,9 @@ async def test_logits_that_are_no_numbers_end_their_own_sequence_alone(steps: St
     [RuntimeError("poison"), StepFailed("poison"), Panic("poison"), Aborted("poison")],
     ids=["python", "named", "no exception", "an abort that nobody asked for"],
 )
-async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others_finish(steps: Steps, error: BaseException) -> None:
+async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others_finish(
+    steps: Steps, error: BaseException, logged: list[MutableMapping[str, Any]]
+) -> None:
     model = FakeModel()
 
     def refuse_poison(batch: Batch) -> None:
@@ -655,6 +658,7 @@ async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others
     poisoned = readers.answers["poison"][0].error
     assert poisoned.code == "step_failed"
     assert error in (poisoned.__cause__, poisoned.__cause__.__cause__)
+    assert "step.failed" in {one["event"] for one in logged}, "the operator is told, whatever it was"
     for prompt in PROMPTS:
         assert readers.answers[prompt][0].text == text_alone(prompt, 15)
 

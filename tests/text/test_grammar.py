@@ -198,6 +198,7 @@ def test_blanks_between_values_are_free_but_few() -> None:
         (Kind.GRAMMAR, 'start: "a" "b"*', "abb", True),
         (Kind.GRAMMAR, 'start: "<" %json {"type": "integer"} ">"', "<5>", True),
         (Kind.GRAMMAR, 'start: "a" // see %json', "a", True),
+        (Kind.GRAMMAR, 'start: "a" # see / or %json', "a", True),
         (Kind.GRAMMAR, 'start: "50%json" | "\\"%json {}" | /%json/ | %json {"type": "integer"}', "50%json", True),
         (Kind.GRAMMAR, 'start: "50%json" | "\\"%json {}" | /%json/ | %json {"type": "integer"}', '"%json {}', True),
         (Kind.GRAMMAR, 'start: "50%json" | "\\"%json {}" | /%json/ | %json {"type": "integer"}', "7", True),
@@ -321,7 +322,22 @@ def _chain(n: int, rule: str) -> str:
     return "\n".join(["start: r0", *(f"r{i}: {rule.replace('NEXT', f'r{i + 1}')}" for i in range(n)), f'r{n}: "x"'])
 
 
+REFUSED = '{"not": {}}'
 HOSTILE = {
+    "a schema behind a special token's name, which is no expression": (
+        Kind.GRAMMAR,
+        f'start: <think> "a" </think> %json {REFUSED} /x/',
+    ),
+    "a schema behind an expression with the end of a line in it": (Kind.GRAMMAR, f"start: /x\n/ %json {REFUSED} /y\n/"),
+    "bounds of which each place has those of all": (
+        Kind.JSON_SCHEMA,
+        json.dumps(
+            {
+                "prefixItems": [{"$ref": "#/$defs/a", "minimum": i} for i in range(400)],
+                "$defs": {"a": {"anyOf": [{"type": "number", "exclusiveMinimum": i} for i in range(1000)]}},
+            }
+        ),
+    ),
     "60,000 levels of schemas": (Kind.JSON_SCHEMA, '{"items":' * 60_000 + "{}" + "}" * 60_000),
     "100 levels of schemas": (Kind.JSON_SCHEMA, '{"items":' * 100 + "{}" + "}" * 100),
     "30,000 parts under a long name": (
@@ -402,6 +418,14 @@ def test_bounds_that_people_write_are_taken(schema: Any) -> None:
 def test_a_schema_within_a_grammar_is_no_longer_than_one_that_comes_alone() -> None:
     with pytest.raises(GrammarInvalid, match="131072 are the most"):
         json_rule(json.dumps({"description": "x" * N_CHARS_MAX["schema"]}))
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * 32_000, "/" + "\\/" * 32_000, "<" * 64_000])
+def test_where_a_schema_begins_in_lark_is_found_in_one_pass_over_it(text: str) -> None:
+    started_s = time.process_time()
+    with pytest.raises(GrammarInvalid):
+        of_kind(Kind.GRAMMAR, f'start: "a"\n{text}')
+    assert time.process_time() - started_s < 5, "each mark was tried from where it stands: 12 s"
 
 
 def test_a_sources_language_is_found_in_one_pass_over_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable
 
@@ -22,6 +23,7 @@ from cllm.engine.sequence import Miss, Sequence
 
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
 N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a few that it needs: all who generate wait for it
+N_TOKENS_AWAITED_MOST = 1 << 17  # of these together: each is compared with what is there
 N_AWAITED_MOST = 256  # who wait, whose pieces on the host are kept before others: they are looked for whenever one must go
 N_BACKED_UP_LEAST = 64  # new cells of a cached branch for which a copy and a file of its own are worth it
 SHARE_BACKED_UP_LEAST = 0.25  # of a branch that is new, where only the whole of it can be copied, into one more file as large
@@ -292,7 +294,9 @@ class Memory:
     def _texts_awaited(self) -> list[Text]:
         """What is known of the tokens of those who wait, the first of whom come first."""
         first = heapq.nsmallest(N_AWAITED_MOST, self._waiting.values(), key=_own_order)
-        return [(sequence.cache_key, sequence.tokens[: sequence.n_shareable]) for sequence in first]
+        n_before = itertools.accumulate((sequence.n_shareable for sequence in first), initial=0)
+        near = [sequence for sequence, n in zip(first, n_before, strict=False) if n < N_TOKENS_AWAITED_MOST]
+        return [(sequence.cache_key, sequence.tokens[: sequence.n_shareable]) for sequence in near]
 
     def _wait_for(self, sequence: Sequence, slot: int) -> None:
         self._wanted[sequence.seq_id] = slot

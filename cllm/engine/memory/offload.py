@@ -75,17 +75,23 @@ class Offload:
     def within_bound(self, moves: list[Move]) -> list[Move]:
         """The moves of one step without the saves that the pool has no room for beside those after them: all are in memory when the first
         of them comes to the pool, which would drop them at once. What was of use last, and a branch before what goes on from it, is last.
+
+        Until one was saved nobody knows what a state has beside its cells, where that may be much: then one is saved.
         """
-        n_left, kept = self._size.n_cells(self.pool.n_bytes_at_once), list[Move]()
-        for move in reversed(moves):
-            if isinstance(move, Save):
-                n_cells = len(move.tokens) - move.start
-                if n_cells > n_left:
-                    self._saving.pop(move.slot, None)
-                    continue
-                n_left -= n_cells
-            kept.append(move)
-        return kept[::-1]
+        saves = [move for move in moves if isinstance(move, Save)]
+        if len(saves) < 2:
+            return moves
+        n_left: float = self.pool.n_bytes_at_once
+        left_out: set[int] = set()
+        for i, save in enumerate(reversed(saves)):
+            n_left -= self._size.n_bytes(len(save.tokens) - save.start)
+            if n_left < 0 or (i and not (self._size.is_known or self.can_save_part)):
+                left_out = {id(one) for one in saves[: len(saves) - i]}
+                break
+        for save in saves:
+            if id(save) in left_out:
+                self._saving.pop(save.slot, None)
+        return [move for move in moves if id(move) not in left_out] if left_out else moves
 
     def dropped(self, slot: int) -> None:
         """The slot is another's from now on."""

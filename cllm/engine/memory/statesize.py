@@ -37,6 +37,15 @@ class StateSize:
         n_cells, n_bytes = self._longest
         return max(n_bytes - n_cells * self.cell_n_bytes, 0.0)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a state was seen already."""
+        return self._longest is not None
+
+    def n_bytes(self, n_cells: int) -> float:
+        """Bytes of a state of so many cells."""
+        return self.fixed_n_bytes + n_cells * self.cell_n_bytes
+
     def n_cells(self, n_bytes: int) -> int:
         """Cells of the longest state that fits into `n_bytes`; 0: none does."""
         return max(int((n_bytes - self.fixed_n_bytes) / self.cell_n_bytes), 0)

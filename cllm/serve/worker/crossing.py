@@ -325,6 +325,8 @@ def _told_of(event: StreamEvent) -> frames.Told:
 
 
 def _end_told(end: StreamEnd, seq_id: int) -> frames.EndTold:
+    if not isinstance(end.refusal, errors.RequestError | None):
+        raise TypeError("its refusal is no RequestError")
     refused = None if end.refusal is None else _refused(end.refusal)
     return frames.EndTold(seq_id, end.error, refused, end.is_cut, end.stop_reason, end.usage)
 

@@ -268,9 +268,12 @@ def test_each_of_several_at_once_gets_the_answer_to_its_own_prompt(ear: Ear, wor
     for seq_id, prompt in enumerate(prompts, n):
         ear.start(seq_id, prompt, temperature=0.0)
     ear.until_ended(*range(n, 2 * n))
+    assert not any(ear.errors.values())
     alone, at_once = ([ear.tokens[seq_id] for seq_id in seq_ids] for seq_ids in (range(n), range(n, 2 * n)))
     assert len(set(map(tuple, alone))) > 1, "the answer is the same to every prompt"
     alike = [[n_alike(one, other) for other in alone] for one in at_once]
+    n_begun = sum(each[place] > 0 for place, each in enumerate(alike))
+    assert n_begun >= n // 2, f"{n - n_begun} of {n} answers at once do not even begin like those alone"
     n_own = sum(each[place] == max(each) for place, each in enumerate(alike))
     assert n_own >= n - n // 4, f"{n - n_own} of {n} answers at once begin like that to another one's prompt"
 
