@@ -16,9 +16,9 @@ import trio
 from hypercorn.typing import ASGIFramework
 
 from cllm.api.app import create_app as create_api
-from cllm.config import Settings, SettingsError, strange_variables, variable
+from cllm.config import Settings, strange_variables, variable
 from cllm.descriptors import allow_descriptors
-from cllm.errors import CllmError, LoadAborted
+from cllm.errors import CllmError, LoadAborted, SettingsError
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http.asgi import wrap_asgi
 from cllm.serve.lifecycle import KEEP_S

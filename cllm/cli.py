@@ -16,8 +16,8 @@ from cyclopts.help import DefaultFormatter, HelpPanel
 
 from cllm import __version__
 from cllm.bench.workloads import WorkloadName
-from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError
-from cllm.errors import CllmError
+from cllm.config import DEFAULT_SETTINGS, Settings
+from cllm.errors import CllmError, SettingsError
 from cllm.sources import DEFAULTS, Sources
 
 if TYPE_CHECKING:

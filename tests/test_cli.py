@@ -12,8 +12,7 @@ import pytest
 
 import cllm
 from cllm import cli
-from cllm.config import SettingsError
-from cllm.errors import BackendUnavailable
+from cllm.errors import BackendUnavailable, SettingsError
 
 
 def cllm_process(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,6 @@ from cllm import backend, config
 from cllm.config import (
     DEFAULT_SETTINGS,
     Settings,
-    SettingsError,
     api_keys,
     embedding_names_of,
     name_of_model,
@@ -24,6 +23,7 @@ from cllm.config import (
     with_keys_read,
 )
 from cllm.engine.sampling.params import SamplingProfile
+from cllm.errors import SettingsError
 from cllm.serve.spec import model_spec
 from cllm.sources import load_settings
 
@@ -165,8 +165,13 @@ def test_a_switch_reads_the_usual_words_in_a_variable(word: str) -> None:
         (["-c", "0"], "-c: must be at least 1, not 0"),
         (["--kv", "both"], 'Invalid value "both" for --kv. Choose from: "auto", "unified", "streams".'),
         (["--prot", "3"], "Unknown option: --prot. Did you mean --port?"),
+        (["--max-model-len", "8"], "Unknown option: --max-model-len. Here it is --ctx-max; -c is the cells of all requests together"),
+        (["--mmproj", "x.gguf"], "Unknown option: --mmproj. Images are not read here"),
+        (["-hf", "a/b"], "Unknown option: -hf. Here the model stands in its place: cllm serve USER/REPO:Q4_K_M"),
+        (["--api-key", "a name=x", "--api-key", "b name=x"], "--api-key: two keys are called x"),
+        (["--ctx-max", "1"], "--ctx-max: must be at least 2, not 1"),
         (["a", "a"], "MODEL: two models are called a: give one another name with --alias MODEL=NAME"),
-        (["a", '{"model": "b", "ctx": 1}'], "MODEL: ctx is not a setting of one model"),
+        (["a", '{"model": "b", "zzz": 1}'], "MODEL: zzz is not a setting of one model"),
         (["a", '{"model": "b", "ctx_size": "1"}'], "MODEL: ctx_size: Expected `int | null`, got `str`"),
         (["a", '{"model": "b", "ctx_size": 0}'], "MODEL: b: ctx_size: must be at least 1, not 0"),
         (["a", '{"ctx_size": 1}'], "MODEL: a table without model"),

@@ -19,8 +19,14 @@ def test_the_most_urgent_priority_that_a_key_may_name_follows_too() -> None:
     assert parse_key("s3cret priority=-2") == ApiKey(secret="s3cret", priority=-2)
 
 
-def test_keys_are_called_by_their_places() -> None:
-    assert [key.name for key in named_keys(["a", "b weight=2"])] == ["key0", "key1"]
+def test_keys_are_called_by_their_places_or_as_their_owner_says() -> None:
+    assert [key.name for key in named_keys(["a", "b weight=2", "c name=team-3.x_y"])] == ["key0", "key1", "team-3.x_y"]
+
+
+@pytest.mark.parametrize("texts", [["a name=x", "b name=x"], ["a", "b name=key0"]])
+def test_two_keys_have_two_names(texts: list[str]) -> None:
+    with pytest.raises(ValueError, match="two keys are called"):
+        named_keys(texts)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +35,7 @@ def test_keys_are_called_by_their_places() -> None:
         *("", " weight=2", "s3cret s3cret2", "schlüssel"),
         *("s3cret weight=0", "s3cret weight=nan", "s3cret weight=inf", "s3cret weight="),
         *("s3cret priority=", "s3cret priority=1.5", "s3cret priority=--1", "s3cret priority=²", "s3cret priority=1234567890"),
+        *("s3cret name=", "s3cret name=a:b", "s3cret name=ü", f"s3cret name={'a' * 65}"),
         *("s3cret cap=0", "s3cret cap=1.5", "s3cret cap=-1", "s3cret cap=²", "s3cret cap=1 cap=2"),
     ],
 )

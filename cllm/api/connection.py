@@ -16,7 +16,7 @@ from quart.utils import encode_headers
 from quart.wrappers.response import DataBody
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from cllm.api.context import CLEANUP_KEY, Context
+from cllm.api.context import CLEANUP_KEY, KEY_NAME, Context
 from cllm.api.sse import SseBody
 from cllm.serve.http.http1 import SEND_NOW
 
@@ -67,7 +67,15 @@ class Connection(TrioASGIHTTPConnection):
                 await writer.iterate(response)
         finally:
             context.metrics.bytes_out.inc(writer.n_bytes)
-            log.debug("answered", method=self.scope["method"], path=self.scope["path"], status=response.status_code, n_bytes=writer.n_bytes)
+            log.debug(
+                "answered",
+                method=self.scope["method"],
+                path=self.scope["path"],
+                status=response.status_code,
+                n_bytes=writer.n_bytes,
+                request_id=response.headers.get("x-request-id"),
+                key=cast(dict[str, Any], self.scope).get(KEY_NAME) or None,
+            )
 
 
 async def _without_body(receive: ASGIReceiveCallable) -> Any:

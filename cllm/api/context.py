@@ -27,7 +27,7 @@ from cllm.serve.keythreads import KeyThreads
 
 log = structlog.get_logger("cllm.api")
 
-CLEANUP_KEY = "cllm.cleanup"  # in the ASGI scope
+CLEANUP_KEY, KEY_NAME = "cllm.cleanup", "cllm.key"  # in the ASGI scope
 N_DECODING_MAX = 2  # long bodies at a time: nothing else runs in Python meanwhile, and what is made of one is ten times as large
 
 

@@ -8,13 +8,13 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from cllm.api.context import Context, route_path
+from cllm.api.context import KEY_NAME, Context, route_path
 from cllm.config import Settings, api_keys, is_address, is_loopback
 from cllm.errors import NotAuthenticated, NotPermitted
 from cllm.keys import ApiKey
@@ -42,6 +42,7 @@ def install(app: QuartTrio, context: Context) -> None:
             return _preflight()
         key = OPEN if route_path() in public else keys.check(_given_keys())
         g.key, g.priority_least = key.name, key.priority
+        cast(dict[str, Any], request.scope)[KEY_NAME] = key.name  # for the log
         if keys.is_open:
             _check_page(context.settings)
         return None

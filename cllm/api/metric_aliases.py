@@ -67,7 +67,7 @@ class WithAliases:
     """
 
     source: Source
-    kinds: tuple[str, ...]  # of `cllm.config.METRICS_OF`
+    kinds: tuple[str, ...]  # of `cllm.checks.METRICS_OF`
     model: str
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""How much long bodies may take while they are read and decoded: each is bounded, and so must all of them be together."""
+"""How much long bodies may take until they are answered: each is bounded, and so must all of them be together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 from cllm.errors import Unavailable
 
-N_BYTES_MAX = 256 * 1024 * 1024  # decoded, a body may be ten times as large, but few are at a time
+N_BYTES_MAX = 1024 * 1024 * 1024  # while one is decoded it may be ten times as large, but few are at a time
 RETRY_AFTER_S = 2.0
 
 

@@ -46,6 +46,8 @@ class TemplateRequest(Conversation, kw_only=True):
     model: str | None = None
 
 
+N_PIECES_MAX = 1 << 18  # that are told one by one
+
 tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 template_decoder = msgspec.json.Decoder(TemplateRequest)
@@ -66,6 +68,8 @@ def blueprint(context: Context) -> Blueprint:
         body = await wire.read(tokenize_decoder)
         model = await context.served(body.model)
         tokens = await _tokens(context, body)
+        if body.with_pieces and len(tokens) > N_PIECES_MAX:
+            raise InvalidRequest(f"with_pieces: of {N_PIECES_MAX} tokens at most, and there are {len(tokens)}", param="with_pieces")
         if body.with_pieces:
             return await prompts.by_length(len(tokens), lambda: json_response(_pieces(model.vocabulary, tokens)))
         return await prompts.by_length(len(tokens), lambda: json_response({"tokens": tokens}))

@@ -18,7 +18,7 @@ from quart import g
 from cllm.api.context import Context, current_key
 from cllm.api.prompts import N_TOKEN_BYTES_MAX, by_length
 from cllm.api.sampling_fields import check_tokens
-from cllm.backend import Pooling, Vectors
+from cllm.backend import Int32s, Pooling, Vectors
 from cllm.engine.embedding.scheduler import InputEmpty, InputTooLong
 from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, RequestError, TokenizeFailed
 from cllm.serve.embedding import ServedEmbedder
@@ -145,7 +145,7 @@ def _check_room(context: Context, embeddings: Embeddings) -> None:
         raise
 
 
-async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[Sequence[int]]) -> Embedded:
+async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[Int32s]) -> Embedded:
     timeout_s = context.settings.timeout_s
     left_s = math.inf if timeout_s is None else timeout_s - (time.perf_counter() - g.started_at)
     with trio.move_on_after(max(left_s, 0.0)):
@@ -156,7 +156,7 @@ async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[S
 
 async def _tokens(
     context: Context, model: ServedEmbedder, inputs: Sequence[str | Sequence[int]], param: str, *, truncates: bool
-) -> Sequence[Sequence[int]]:
+) -> Sequence[Int32s]:
     """The token ids of each input; names of special tokens are not read as such."""
     _check_fit(model, [len(one) if isinstance(one, str) else 0 for one in inputs])
     tokenize = functools.partial(_each, model, param, truncates)
@@ -174,18 +174,19 @@ def _each(model: ServedEmbedder, param: str, truncates: bool, given: str | Seque
 
 async def _tokenized(
     context: Context, model: ServedEmbedder, tokenize: Callable[[T], Sequence[int]], given: Iterable[T], n_chars: int, param: str
-) -> Sequence[Sequence[int]]:
+) -> Sequence[Int32s]:
     try:
         return await context.engine.tokenized(lambda: _all(tokenize, given, param), n_chars, current_key(), model.vocabulary)
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
 
 
-def _all(tokenize: Callable[[T], Sequence[int]], given: Iterable[T], param: str) -> list[Sequence[int]]:
-    tokens: list[Sequence[int]] = []
+def _all(tokenize: Callable[[T], Sequence[int]], given: Iterable[T], param: str) -> list[Int32s]:
+    """As arrays: as lists they take nine times as much, and wait, thousands of requests' maybe."""
+    tokens: list[Int32s] = []
     n_left = N_TOKENS_MAX
     for one in given:
-        tokens.append(tokenize(one))
+        tokens.append(np.asarray(tokenize(one), np.int32))
         n_left -= len(tokens[-1])
         if n_left < 0:
             raise InvalidRequest(f"{param}: they have more than {N_TOKENS_MAX} tokens together", param=param)

@@ -15,7 +15,7 @@ import trio
 from quart import current_app, g, request
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
-from cllm.api.context import Context, current_key
+from cllm.api.context import Context, cleanup, current_key
 from cllm.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -58,13 +58,14 @@ async def _decoded(work: Callable[[bytes], T]) -> T:
     if _COMPRESSED & {*re.split(r"[\s,]+", request.headers.get("Content-Encoding", "").lower())}:  # others' words mean nothing, as UTF-8
         raise InvalidRequest("Content-Encoding: a body is taken as it is, and not compressed")
     key = current_key()
-    with context.bodies.shared(key) as take:
-        body = await _body(take)
-        context.metrics.bytes_in.inc(len(body))  # now: who leaves before the answer is told nothing, and counted nowhere else
-        g.n_bytes = len(body)
-        if len(body) <= N_BYTES_INLINE and body.count(b"{") <= N_OBJECTS_INLINE:
-            return work(body)
-        return await context.decoding.run(partial(work, body), key)
+    # Until the exchange ends: who waits for his turn has what was made of it.
+    take = cleanup().enter_context(context.bodies.shared(key))
+    body = await _body(take)
+    context.metrics.bytes_in.inc(len(body))  # now: who leaves before the answer is told nothing, and counted nowhere else
+    g.n_bytes = len(body)
+    if len(body) <= N_BYTES_INLINE and body.count(b"{") <= N_OBJECTS_INLINE:
+        return work(body)
+    return await context.decoding.run(partial(work, body), key)
 
 
 def _decode_both(body: bytes, decoder: msgspec.json.Decoder[T], other: msgspec.json.Decoder[S]) -> tuple[T, S | None]:

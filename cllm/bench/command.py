@@ -25,8 +25,9 @@ from cllm.bench.outputs import check_output
 from cllm.bench.show import print_table, shown
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target, parse_url
 from cllm.bench.workloads import N_VOCAB_UNKNOWN, OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
-from cllm.config import SettingsError, is_loopback
+from cllm.config import is_loopback
 from cllm.descriptors import allow_descriptors
+from cllm.errors import SettingsError
 
 OK, FAILED = 0, 1
 KILLED = 128  # and the signal's number, as a shell reports it

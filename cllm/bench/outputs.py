@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cllm.config import SettingsError
+from cllm.errors import SettingsError
 
 
 def check_output(name: str, path: str | None) -> None:

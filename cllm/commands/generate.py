@@ -8,13 +8,13 @@ import time
 
 import attrs
 
-from cllm.config import Settings, SettingsError
+from cllm.config import Settings
 from cllm.engine.batch.compute import compute
 from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
-from cllm.errors import BackendUnavailable, LoadFailed, NotSupported, RequestError
+from cllm.errors import BackendUnavailable, LoadFailed, NotSupported, RequestError, SettingsError
 from cllm.serve.engine import ServedModel
 from cllm.serve.loading import Loaded, blaming, load
 from cllm.serve.logs import configure_logging

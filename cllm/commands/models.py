@@ -12,8 +12,8 @@ from typing import Final
 import attrs
 
 from cllm import hub
-from cllm.config import SettingsError
 from cllm.download import OnBytes
+from cllm.errors import SettingsError
 
 OK: Final = 0
 FAILED: Final = 1

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from cllm import hub
 from cllm.backend import Backend, Batch, Logits, ModelSpec, StepModel, StreamModel, TellsLogits, Vocabulary
-from cllm.config import Settings, SettingsError
+from cllm.config import Settings
 from cllm.engine.sampling.divergence import Divergence, compare_rows, summary
-from cllm.errors import BackendUnavailable, LoadFailed
+from cllm.errors import BackendUnavailable, LoadFailed, SettingsError
 from cllm.registry import checked_model, load_backend
 from cllm.serve.loading import blaming
 from cllm.serve.logs import configure_logging

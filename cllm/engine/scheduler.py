@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import attrs
 
@@ -23,7 +23,7 @@ from cllm.engine.memory.prices import Prices
 from cllm.engine.sequence import FINISHED, PREFILL, Miss, Phase, Sequence, SequenceSpec
 from cllm.engine.timeline import Timeline
 from cllm.engine.views import SequenceView, Totals, usage_of, view_of
-from cllm.engine.waiting.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Accounts, Work
+from cllm.engine.waiting.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Account, Accounts, Work
 from cllm.engine.waiting.gate import Behind, Coming, Gate, Newcomer, Service
 from cllm.engine.waiting.queue import Queue, order
 from cllm.errors import ContextExceeded, GenerationFailed, RequestError
@@ -189,6 +189,11 @@ class Scheduler:
         """Sequences in the queue."""
         return len(self._queue)
 
+    @property
+    def accounts(self) -> Iterable[Account]:
+        """Those of the keys that have asked for something."""
+        return self._accounts
+
     def _waiting(self) -> Iterator[Sequence]:
         """Those who are counted by `n_waiting`."""
         return iter(self._queue)
@@ -286,6 +291,7 @@ class Scheduler:
 
     def _count_prompt(self, sequence: Sequence) -> None:
         self.totals.n_prompt_tokens += sequence.n_prompt
+        sequence.account.n_prompt_tokens += sequence.n_prompt
 
     # --- what comes of a token ----------------------------------------------------------------------------------------
 
@@ -309,6 +315,7 @@ class Scheduler:
             self._fail(sequence, without_token(sequence), events)
             return
         self.totals.n_generated += 1
+        sequence.account.n_generated += 1
         n_tokens = len(tokens)
         logprobs = None if logprob is None else [logprob]
         can_end = n_tokens >= sequence.n_final_from

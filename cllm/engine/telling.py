@@ -34,7 +34,7 @@ class TextScheduler(StreamScheduler):
     def __init__(self, limits: Limits, vocabulary: NoVocabulary, heeds: frozenset[str], n_logprobs_max: int = 0) -> None:
         super().__init__(limits, vocabulary, heeds, n_logprobs_max)
         self._book = vocabulary
-        self._too_many: Counter[str] = Counter()  # that totals counted by guesses, to be taken off what comes: they never fall
+        self._too_many: Counter[tuple[object, str]] = Counter()  # that was counted by guesses, to be taken off what comes: no count falls
 
     def take_text(self, event: StreamText, now: float) -> list[Event]:
         """Settle what the model told. What it tells of sequences that have ended is not heard."""
@@ -50,7 +50,7 @@ class TextScheduler(StreamScheduler):
         if sequence.first_token_at is None and not self._begin(sequence, now, events):
             return events
         sequence.tokens += [0] * event.n_tokens
-        self._add("n_generated", event.n_tokens)
+        self._add("n_generated", event.n_tokens, sequence)
         try:
             logprobs = self._logprobs(event) if event.logprobs else None
         except GenerationFailed as error:
@@ -65,23 +65,26 @@ class TextScheduler(StreamScheduler):
 
     def take_end(self, end: StreamEnd, now: float) -> list[Event]:
         """See `StreamScheduler.take_end`."""
+        sequence = self._started.get(end.seq_id)
         events = super().take_end(end, now)
-        if end.usage is not None and events and isinstance(events[-1], Finished):
+        if end.usage is not None and sequence is not None and events and isinstance(events[-1], Finished):
             guessed = events[-1].usage
             events[-1].usage = told = _as_told(guessed, end.usage)
-            self._add("n_prompt_tokens", told.n_prompt - guessed.n_prompt)
-            self._add("n_generated", told.n_generated - guessed.n_generated)
+            self._add("n_prompt_tokens", told.n_prompt - guessed.n_prompt, sequence)
+            self._add("n_generated", told.n_generated - guessed.n_generated, sequence)
             self._add("n_prefill_rows", told.n_prompt - told.n_cached - (guessed.n_prompt if guessed.has_begun else 0))
             self.memory.totals.n_prompt_tokens_saved += told.n_cached
         return events
 
     def _count_prompt(self, sequence: Sequence) -> None:
-        self._add("n_prompt_tokens", sequence.n_prompt)
+        self._add("n_prompt_tokens", sequence.n_prompt, sequence)
 
-    def _add(self, total: str, n: int) -> None:
-        n -= self._too_many[total]
-        self._too_many[total] = max(-n, 0)
-        setattr(self.totals, total, getattr(self.totals, total) + max(n, 0))
+    def _add(self, total: str, n: int, sequence: Sequence | None = None) -> None:
+        """Add to a total, and to that of the sequence's key."""
+        for counted in (self.totals, *([] if sequence is None else [sequence.account])):
+            n_more = n - self._too_many[counted, total]
+            self._too_many[counted, total] = max(-n_more, 0)
+            setattr(counted, total, getattr(counted, total) + max(n_more, 0))
 
     def _logprobs(self, event: StreamText) -> list[TokenLogprob]:
         number = self._book.number

@@ -14,7 +14,7 @@ import trio
 
 from cllm.backend import Embedder, ModelInfo, Pooling, Vectors, Vocabulary
 from cllm.engine.embedding.pace import Pace
-from cllm.engine.embedding.scheduler import EmbedPlan, EmbedScheduler, Job, Sums, compute
+from cllm.engine.embedding.scheduler import EmbedPlan, EmbedScheduler, Job, Sums, Tokens, compute
 from cllm.engine.waiting.fairness import Accounts, finds_room
 from cllm.engine.waiting.gate import Service, bearable
 from cllm.errors import ModelDied, RequestError, Unavailable
@@ -26,6 +26,8 @@ from cllm.serve.worker.life import WorkerLife
 log = structlog.get_logger("cllm.embedding")
 
 N_SLICES_IDLE = 4  # a step may be so many slices long while nobody generates
+
+N_TOKENS_WAITING_MAX = 1 << 24  # of all requests together, in 64 MiB; a lone one may have more
 
 
 @attrs.frozen(kw_only=True)
@@ -87,20 +89,25 @@ class EmbedLoop:
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
         if not finds_room(key, self._n_of_key, self._n_jobs_max, self._weights):
-            rate = self._service.rate
-            retry_after_s = bearable(0.0 if rate is None else self._n_tokens_owed() / rate)
-            raise Unavailable("the queue is full", retry_after_s=retry_after_s, code="queue_full")
+            raise Unavailable("the queue is full", retry_after_s=self._empty_in_s(), code="queue_full")
+
+    def _empty_in_s(self) -> float:
+        rate = self._service.rate
+        return bearable(0.0 if rate is None else self._n_tokens_owed() / rate)
 
     def _n_tokens_owed(self) -> float:
         """About the tokens that are not computed yet, by requests: they may have millions of inputs."""
         return sum(job.n_tokens * job.n_left / job.n_inputs for job in self._waiters)
 
-    async def vectors(self, inputs: Sequence[Sequence[int]], key: str = "") -> Vectors:
+    async def vectors(self, inputs: Sequence[Tokens], key: str = "") -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.
 
         Raises: Unavailable · InputTooLong · InvalidRequest · GenerationFailed.
         """
         self.check_room(key)
+        n_waiting = sum(job.n_tokens for job in self._waiters)
+        if n_waiting and n_waiting + sum(map(len, inputs)) > N_TOKENS_WAITING_MAX:
+            raise Unavailable("the queue is full", retry_after_s=self._empty_in_s(), code="queue_full")
         job = self.scheduler.submit(inputs, key)
         done = self._waiters[job] = trio.Event()
         self._n_of_key[key] += 1

@@ -16,10 +16,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from cllm import hub
-from cllm.config import Settings, SettingsError, embedding_names_of, names_of
+from cllm.config import Settings, embedding_names_of, names_of
 from cllm.engine.views import SequenceView
 from cllm.engine.waiting.fairness import finds_room
-from cllm.errors import DeadlineExceeded, InvalidRequest, NotFound, NotSupported, Unavailable
+from cllm.errors import DeadlineExceeded, InvalidRequest, NotFound, NotSupported, SettingsError, Unavailable
 from cllm.serve.engine import Engine, EnginePhase, Health, new_engine
 from cllm.serve.loading import N_LIVE_DEFAULT_MAX
 from cllm.serve.records import Record

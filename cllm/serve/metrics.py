@@ -202,6 +202,8 @@ class _SchedulerCollector(Collector):
             ("cllm_kv_layouts", "Times that the cells were laid out anew", totals.n_layouts),
             ("cllm_evicted_cells", "Cached cells that made room", cache.n_evicted_cells),
         )
+        if scheduler.limits.key_weights:
+            yield _of_keys(scheduler)
         if scheduler.memory.offload is not None:
             yield from _of_pool(scheduler.memory.offload.pool)
 
@@ -253,6 +255,17 @@ class _DiskCollector(Collector):
             ("cllm_disk_cache_lost", "States that came faster than they could be written, or while the disk took none", totals.n_lost),
             ("cllm_disk_cache_slow", "Requests that computed what was being read for them, which took as long", totals.n_slow),
         )
+
+
+def _of_keys(scheduler: Scheduler) -> Metric:
+    """What each key had computed; a key that has not asked yet is there, too, at 0."""
+    accounts = {account.key: account for account in scheduler.accounts}
+    tokens = Metric("cllm_key_tokens", "Tokens of a key's admitted prompts, and those drawn for it", "counter")
+    for key in scheduler.limits.key_weights:
+        account = accounts.get(key)
+        tokens.add_sample("cllm_key_tokens_total", {"key": key, "kind": "prompt"}, account.n_prompt_tokens if account else 0)
+        tokens.add_sample("cllm_key_tokens_total", {"key": key, "kind": "generated"}, account.n_generated if account else 0)
+    return tokens
 
 
 def _of_pool(pool: HostPool) -> Iterator[Metric]:

@@ -113,12 +113,14 @@ def in_order_of_calls(messages: Iterable[Message]) -> list[Message]:
     """Results in the order of the calls that they name, not in that in which tools ended: most templates show no ids, only places."""
     ordered: list[Message] = []
     calls: list[Any] = []
+    places: dict[str, int] | None = None  # of these, once somebody asked
     for role, turns in itertools.groupby(messages, lambda message: message.get("role")):
         run = list(turns)
         if role == "assistant":
-            calls = [call for turn in run for call in turn.get("tool_calls") or ()]
+            calls, places = [call for turn in run for call in turn.get("tool_calls") or ()], None
         elif role == "tool" and len(run) > 1 and len(calls) > 1:
-            run = _by_places(run, _places_of(calls))
+            places = _places_of(calls) if places is None else places
+            run = _by_places(run, places)
         ordered += run
     return ordered
 
@@ -144,8 +146,10 @@ def _one_call_each(messages: list[Message], empty_content: str | None) -> list[M
         if len(calls) < 2:
             told.append(turn)
             continue
-        results = list(itertools.takewhile(lambda message: message.get("role") == "tool", itertools.islice(messages, i, None)))
-        i += len(results)
+        first_result = i
+        while i < len(messages) and messages[i].get("role") == "tool":
+            i += 1
+        results = messages[first_result:i]
         places = _places_of(calls)
         own: list[list[Message]] = [[] for _ in calls]
         for place, one in enumerate(results):

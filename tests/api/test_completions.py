@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cllm.api import prompts
-from cllm.api.openai import legacy_logprobs
+from cllm.api.openai import completions, legacy_logprobs
 from cllm.backend import Batch
 from cllm.serve.engine import Engine
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
@@ -460,3 +460,31 @@ async def test_more_completions_than_the_queue_takes_are_400_and_a_full_queue_is
         answer = await api.complete(["x"] * 5)
         assert (answer.status, answer.error["param"]) == (400, "prompt")
         assert (await api.complete("x", n=4)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 8, "echo": True}, "n"),
+        ({"echo": True, "prompt": ["x" * 100, "y" * 100]}, "echo"),
+        ({"n": 2, "prompt_logprobs": 20}, "n"),
+        ({"prompt_logprobs": 100}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 5, "prompt": "x" * 60}, "logprobs"),
+    ],
+)
+async def test_prompts_are_not_told_more_often_than_can_be_written_down_in_time(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], param: str
+) -> None:
+    """Each choice has them, of one prompt that was computed once: gigabytes of a body of some kilobytes."""
+    monkeypatch.setattr(completions, "N_CHARS_ECHOED_MAX", 150)
+    monkeypatch.setattr(completions, "N_PROMPT_LOGPROBS_MAX", 300)
+    async with serve() as api:
+        n_before = api.scheduler.totals.n_submitted
+        if fields.get("prompt_logprobs") == 100:
+            monkeypatch.setattr(completions, "N_PROMPT_LOGPROBS_MAX", 30)
+            fields = {"prompt_logprobs": 20}
+        sent = {"prompt": "x" * 20, "max_tokens": 1, **fields}
+        refused = await api.post("/v1/completions", sent)
+        assert (refused.status, refused.error["param"]) == (400, param)
+        assert api.scheduler.totals.n_submitted == n_before
+        assert (await api.post("/v1/completions", {"prompt": "x" * 20, "max_tokens": 1, "echo": True, "n": 2})).status == 200

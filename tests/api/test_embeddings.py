@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 import time
 from typing import Any
@@ -14,9 +15,11 @@ import trio
 from cllm.api import vectors as api_vectors
 from cllm.backend import Batch, Pooling
 from cllm.errors import StepFailed
+from cllm.serve import embedding
 from cllm.serve.embedders import EmbeddingsOnly
 from cllm.testing.fake import FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import N_EMBD, FakeEmbedder
+from tests.api.conftest import TEST_S
 
 
 async def embed(api: Any, given: Any, **fields: Any) -> Any:
@@ -384,3 +387,19 @@ def test_vectors_are_brought_to_length_one_piece_by_piece_as_they_would_be_at_on
     lengths = np.linalg.norm(cut, axis=1, keepdims=True)
     assert (api_vectors.normalised(given, 4) == (cut / np.where(lengths > 0, lengths, 1)).astype(np.float32)).all()
     assert (api_vectors.normalised(given)[7] == 0).all()
+
+
+async def test_waiting_inputs_have_so_many_tokens_together_but_for_a_lone_request(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "N_TOKENS_WAITING_MAX", 30)
+    go_on = threading.Event()
+    async with serve(embedder=FakeEmbedder(before_step=lambda _batch: go_on.wait(TEST_S) and None)) as api:
+        try:
+            async with api.asking("/v1/embeddings", json.dumps({"input": ["x" * 20, "y" * 20]}).encode()) as first:
+                await api.until(lambda: bool(api.running.engine.embeddings.loop._waiters))
+                refused = await embed(api, "z")
+                go_on.set()
+                assert (await first.answer()).status == 200
+        finally:
+            go_on.set()
+        assert (refused.status, refused.error["code"]) == (503, "queue_full")
+        assert (await embed(api, "z")).status == 200

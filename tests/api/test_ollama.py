@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime
 from typing import Any
 
 import attrs
 import pytest
 
-from cllm.api.ollama.requests import ChatRequest, Message, _with_ids, chat_conversation
+from cllm.api.ollama.requests import ChatRequest, Message, _turns, _with_ids, chat_conversation
 from cllm.errors import InvalidRequest
 from cllm.serve.embedders import EmbeddingsOnly
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
@@ -417,6 +418,14 @@ def test_a_thought_that_comes_last_is_of_the_answer_to_come_and_not_of_the_turn_
     turns = [Message(role="user", content="why?"), Message(role="assistant", content="It is "), Message(role="thinking", content="hm")]
     conversation = chat_conversation(ChatRequest(messages=turns), can_go_on=True)
     assert (conversation.continue_final_message, conversation.add_generation_prompt) == (False, True)
+
+
+def test_many_thoughts_by_themselves_are_read_in_one_pass_over_them() -> None:
+    messages = [*[Message(role="thinking", content="x" * 500)] * 30_000, Message(role="assistant", content="so")]
+    started_s = time.process_time()
+    (turn,) = _turns(messages)
+    assert time.process_time() - started_s < 5, "each was joined to all before it: more than a minute"
+    assert len(turn["reasoning_content"]) == 30_000 * 501 - 1
 
 
 def test_of_images_that_a_tool_gave_the_model_is_told() -> None:

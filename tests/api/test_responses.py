@@ -669,3 +669,13 @@ def test_items_are_known_to_their_key_as_long_as_a_response_has_them() -> None:
     store.delete("e", key="k", now=8.0)
     assert store.item("i2", key="k", now=8.0) is second
     assert store.item("i2", key="k", now=17.0) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"user": "x" * 513}, "user"), ({"text": {"format": {"type": "json_schema", "name": "x" * 129, "schema": {}}}}, "text.format.name")],
+)
+async def test_what_is_told_again_with_every_event_is_not_long(serve: Any, fields: dict[str, Any], param: str) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        answer = await api.post("/v1/responses", {"input": "hello", **fields})
+    assert (answer.status, answer.error["param"]) == (400, param)

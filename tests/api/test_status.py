@@ -125,6 +125,25 @@ async def test_who_leaves_before_the_answer_is_logged_and_what_he_sent_is_counte
     assert [one["path"] for one in logged if one["event"] == "answered"] == ["/metrics"]
 
 
+async def test_what_each_key_had_is_in_the_numbers_and_whose_a_request_was_in_the_log(serve: Any, logged: list[Any]) -> None:
+    async with serve(api_key=("a-secret name=anna", "another")) as api:
+        sent = {"prompt": "abcd", "max_tokens": 3, "ignore_eos": True}
+        answer = await api.post("/v1/completions", sent, Authorization="Bearer a-secret")
+        page = (await api.get("/metrics", Authorization="Bearer another")).body.decode()
+    n_prompt = answer.json["usage"]["prompt_tokens"]
+    for key, kind, n in (("anna", "prompt", n_prompt), ("anna", "generated", 3), ("key1", "prompt", 0), ("key1", "generated", 0)):
+        assert f'cllm_key_tokens_total{{key="{key}",kind="{kind}"}} {float(n)}' in page
+    (first, second) = [one for one in logged if one["event"] == "answered"]
+    assert (first["key"], second["key"], first["request_id"]) == ("anna", "key1", answer.headers["x-request-id"])
+    assert "a-secret" not in str(logged)
+
+
+async def test_without_keys_no_number_is_of_one(serve: Any) -> None:
+    async with serve() as api:
+        await api.complete("abcd")
+        assert "cllm_key_tokens" not in (await api.get("/metrics")).body.decode()
+
+
 async def test_metrics_are_plain_for_who_asks_for_a_version_that_is_none(serve: Any) -> None:
     async with serve() as api:
         answer = await api.get("/metrics", Accept="text/plain; version=abc")

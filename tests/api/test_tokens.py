@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cllm.api import tokens
 from cllm.errors import TokenizeFailed
 from cllm.serve.engine import N_CHARS_INLINE
 from cllm.testing.fake import FakeModel, FakeVocabulary
@@ -105,3 +106,13 @@ async def test_nonsense_is_400_and_named(serve: Any, path: str, body: Any, param
     async with serve() as api:
         answer = await api.post(path, body)
     assert (answer.status, answer.error["param"]) == (400, param)
+
+
+async def test_pieces_are_told_of_so_many_tokens_and_no_more(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "N_PIECES_MAX", 3)
+    async with serve() as api:
+        few = await api.post("/tokenize", {"content": "abc", "with_pieces": True})
+        many = await api.post("/tokenize", {"content": "abcd", "with_pieces": True})
+        assert (await api.post("/tokenize", {"content": "abcd"})).status == 200
+    assert len(few.json["tokens"]) == 3
+    assert (many.status, many.error["param"]) == (400, "with_pieces")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cllm.testing.fake import TEMPLATE
+from cllm.config import Settings
+from cllm.errors import LoadFailed
+from cllm.serve.loading import _template
+from cllm.testing.fake import TEMPLATE, FakeModel
 from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -84,6 +88,23 @@ async def test_a_form_that_is_named_holds_for_it_too(serve: Any, logged: list[An
     async with serve(says(), tool_format="generic") as api, serve(says(for_tools=None)) as plain:
         assert await shown(api, [QUESTION], tools=TOOLS) == await shown(plain, [QUESTION], tools=TOOLS)
     assert not [entry for entry in logged if entry["event"] == "chat_template.tools_unread"]
+
+
+async def test_a_template_of_the_operators_is_taken_in_place_of_both(serve: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}!<end>{% endfor %}<turn>assistant\n")
+    async with serve(says(), chat_template_file=str(file)) as api:
+        props = (await api.get("/props")).json
+        assert "hello!<end>" in await shown(api, [{"role": "user", "content": "hello"}])
+    assert props["chat_template"] == file.read_text()
+    assert "chat_template_tool_use" not in props
+
+
+def test_a_template_that_cannot_be_read_is_told_by_its_flag(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_bytes(b"\xff")
+    with pytest.raises(LoadFailed, match="--chat-template-file: cannot read"):
+        _template(FakeModel(), Settings(chat_template_file=str(file)))
 
 
 async def test_props_show_both(serve: Any) -> None:

@@ -20,6 +20,7 @@ from cllm.api import wire
 from cllm.api.room import Room
 from cllm.api.wire import N_CHARS_COMPLAINT, N_OPENED_MAX, decode, is_nothing
 from cllm.errors import InvalidRequest, Unavailable
+from cllm.testing.fake import FakeModel
 from tests.api.conftest import TEST_S
 
 
@@ -267,6 +268,26 @@ async def test_long_bodies_that_are_being_read_take_so_much_together_and_no_more
         assert room.n_taken == 0
 
 
+async def test_a_long_body_has_its_room_until_it_is_answered(serve: Any) -> None:
+    """Who waits for his turn has what was made of it."""
+    go_on = threading.Event()
+    long = b'{"prompt": "x", "max_tokens": 1, "other": "' + b"x" * 500_000 + b'"}'
+    async with serve(FakeModel(before_step=lambda _batch: go_on.wait(TEST_S) and None), max_body_mb=1) as api:
+        room = api.app.extensions["cllm"].bodies
+        room.n_max = 2**19
+        try:
+            async with api.asking("/v1/completions", long) as waiting:
+                await api.until(lambda: api.scheduler.n_running == 1)
+                assert room.n_taken == len(long)
+                refused = await api.post("/v1/completions", long)
+                go_on.set()
+                assert (await waiting.answer()).status == 200
+        finally:
+            go_on.set()
+        assert (refused.status, refused.json["error"]["code"]) == (503, "bodies_busy")
+        await api.until(lambda: room.n_taken == 0)
+
+
 def test_full_the_room_for_long_bodies_takes_from_a_key_that_has_less_than_its_part() -> None:
     room = Room(n_max=100)
     with room.shared("flood") as take, room.shared("flood") as take_more, room.shared("other") as take_other:
@@ -301,13 +322,13 @@ async def test_the_long_bodies_of_one_key_do_not_go_before_those_of_all_others(s
     async with serve(api_key=("key-of-a-flood", "key-of-another")) as api:
         decoding = api.app.extensions["cllm"].decoding
         async with trio.open_nursery() as nursery:
-            for i in range(6):
+            for i in range(9):
                 nursery.start_soon(partial(api.post, "/v1/completions", body(b"f"), X_Api_Key="key-of-a-flood"))
                 await api.until(lambda i=i: len(begun) + sum(map(len, decoding._waiting.values())) == i + 1)
             nursery.start_soon(partial(api.post, "/v1/completions", body(b"o"), X_Api_Key="key-of-another"))
-            await api.until(lambda: len(begun) + sum(map(len, decoding._waiting.values())) == 7)
+            await api.until(lambda: len(begun) + sum(map(len, decoding._waiting.values())) == 10)
             go_on.set()
-    assert begun.index(b"o") <= 4, "behind two that ran, one whose turn it was, and one that a quicker thread began meanwhile"
+    assert begun.index(b"o") <= 6, "behind two that ran, one whose turn it was, and some that a quicker thread began meanwhile"
 
 
 async def test_what_is_said_to_come_takes_no_room_before_it_has_come(serve: Any) -> None:

@@ -29,7 +29,7 @@ from cllm.bench.metrics import Goal
 from cllm.bench.outputs import check_output
 from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
 from cllm.bench.workloads import GREEDY, PLAIN, USUAL, Ask, Work, arrivals
-from cllm.config import SettingsError
+from cllm.errors import SettingsError
 from cllm.testing.ports import free_port
 from cllm.threadtimes import n_cpus
 

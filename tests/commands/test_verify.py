@@ -13,8 +13,8 @@ import pytest
 from cllm.backend import Backend, Logits, ModelSpec, OnProgress
 from cllm.commands import verify
 from cllm.commands.verify import Order, run
-from cllm.config import Settings, SettingsError
-from cllm.errors import BackendUnavailable, LoadFailed
+from cllm.config import Settings
+from cllm.errors import BackendUnavailable, LoadFailed, SettingsError
 from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
 

@@ -124,6 +124,18 @@ def test_what_was_told_before_its_tokens_are_counted_has_begun(scheduler: TextSc
     scheduler.check()
 
 
+def test_a_key_has_what_was_counted_for_it_in_the_end_and_its_numbers_never_fall(scheduler: TextScheduler) -> None:
+    seq_id = begun(scheduler, key="a")
+    scheduler.take_text(StreamText(seq_id, "one two three", n_tokens=3), now=0.5)
+    (account,) = [account for account in scheduler.accounts if account.key == "a"]
+    guessed = account.n_prompt_tokens
+    scheduler.take_end(StreamEnd(seq_id, usage=StreamUsage(n_prompt=guessed + 5, n_generated=2)), now=1.0)
+    assert (account.n_prompt_tokens, account.n_generated) == (guessed + 5, 3)
+    seq_id = begun(scheduler, key="a")
+    scheduler.take_text(StreamText(seq_id, "one two", n_tokens=2), now=1.5)
+    assert account.n_generated == 4, "one was counted too many before"
+
+
 def test_an_event_with_nothing_in_it_begins_nothing(scheduler: TextScheduler) -> None:
     seq_id = begun(scheduler)
     assert scheduler.take_text(StreamText(seq_id, n_tokens=0), now=0.5) == []

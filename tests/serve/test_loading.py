@@ -71,6 +71,18 @@ def test_what_can_be_known_of_a_model_is_told_before_others_are_loaded(monkeypat
     with pytest.raises(LoadFailed, match="loads no embedding models"):
         check_beforehand(Settings("small", embedding_model="vectors"))
     check_beforehand(Settings("small"))
+    adapter = tmp_path / "a.gguf"
+    adapter.write_bytes(b"")
+    with_adapter = Settings("user/repo:Q4_K_M", lora=(f"{adapter}:0.5",))
+    adapter.unlink()
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name, **_more: ("files", Remembering(knows_models=False)))
+    with pytest.raises(LoadFailed, match=r"a\.gguf: no such file"):
+        check_beforehand(with_adapter)
+
+
+def test_one_request_may_have_less_than_the_models_own_context() -> None:
+    model = FakeModel(n_cells=512, n_ctx_train=256)
+    assert [limits_of(model, Settings(ctx_max=n)).n_ctx for n in (None, 1000, 50)] == [256, 256, 50]
 
 
 def test_a_file_for_vectors_that_a_backend_cannot_load_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

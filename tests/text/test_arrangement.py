@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from typing import Any
 
 import attrs
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cllm.text.arrangement import Message, arranged
+from cllm.text.arrangement import Message, arranged, in_order_of_calls
 from tests.lines import n_lines
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
@@ -170,3 +171,13 @@ def test_any_order_becomes_one_that_is_taken(before: str, after: str, takes: Any
     if takes.takes_system_before_results:  # else the template itself has the system message in another turn of each request
         # The next request's turns begin as these did, so that what is cached of them stays of use.
         assert arranged(turns(before), takes)[:-1] == whole[: max(len(arranged(turns(before), takes)) - 1, 0)]
+
+
+def test_many_results_of_many_calls_are_ordered_in_one_pass_over_them() -> None:
+    """A user's turn between results leaves the calls open, whose places need not be found anew."""
+    calls = [{"id": f"c{i}", "function": {"name": "f", "arguments": {}}} for i in range(16_000)]
+    results = [turn for i in range(5_000) for turn in (result(f"c{2 * i + 1}"), result(f"c{2 * i}"), {"role": "user", "content": "and?"})]
+    started_s = time.process_time()
+    ordered = in_order_of_calls([{"role": "assistant", "content": None, "tool_calls": calls}, *results])
+    assert time.process_time() - started_s < 5, "12 s"
+    assert [turn["tool_call_id"] for turn in ordered[1:6] if turn["role"] == "tool"] == ["c0", "c1", "c2", "c3"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -105,11 +105,12 @@ async def _opened(context: Context, specs: list[SequenceSpec]) -> Generation:
         raise NotHeeded(f"this model's backend cannot do {name}", param=name) from error
 
 
-def _answers(model: str, done: list[Completion], names: TokenNames | None) -> list[dict[str, Any]]:
+def _answers(model: str, done: list[Completion], names: TokenNames | None) -> list[msgspec.Raw]:
+    """As JSON, each by itself: while one is written nothing else runs."""
     answers = [ended(i, model, one.text, one.finished) for i, one in enumerate(done)]
-    if names is None:
-        return answers
-    return [shape | probabilities(one.logprobs or [], names) for shape, one in zip(answers, done, strict=True)]
+    if names is not None:
+        answers = [shape | probabilities(one.logprobs or [], names) for shape, one in zip(answers, done, strict=True)]
+    return [msgspec.Raw(msgspec.json.encode(answer)) for answer in answers]
 
 
 # --- prompts -----------------------------------------------------------------------------------------------------------

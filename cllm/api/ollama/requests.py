@@ -200,16 +200,16 @@ def _thinking(body: CommonFields) -> Thinking:
 def _turns(messages: list[Message]) -> list[dict[str, Any]]:
     """The turns; what was thought by itself is the next one's, if that is the assistant's."""
     turns: list[dict[str, Any]] = []
-    thought = ""
+    thoughts: list[str] = []
     for i, message in enumerate(messages):
         role = message.role.lower()
         if role == THOUGHT:
-            thought = "\n".join(filter(None, (thought, message.content)))
+            thoughts += [message.content] if message.content else []
             continue
         turn = _message(message, ROLES.get(role), f"messages[{i}]")
-        if thought and role == "assistant":
-            turn.setdefault("reasoning_content", thought)
-        thought = ""
+        if thoughts and role == "assistant":
+            turn.setdefault("reasoning_content", "\n".join(thoughts))
+        thoughts = []
         turns.append(turn)
     if messages and not turns:
         raise InvalidRequest(f"messages: there is no turn but {THOUGHT}", param="messages")

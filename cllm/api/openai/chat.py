@@ -84,7 +84,7 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     answers = await chat.complete()
     account = Account([answer.finished for answer in answers], asked.n)
     n_logprobs = sum(n_shown(answer.logprobs or ()) for answer in answers)
-    choices = await prompts.by_length(n_logprobs, lambda: [_choice(i, answer, names) for i, answer in enumerate(answers)])
+    choices = await prompts.by_length(n_logprobs, lambda: [_written(_choice(i, answer, names)) for i, answer in enumerate(answers)])
     head = envelope("chatcmpl", "chat.completion", model.name)
     return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
 
@@ -127,6 +127,11 @@ async def render(model: ServedModel, body: Conversation) -> str:
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------
+
+
+def _written(choice: dict[str, Any]) -> msgspec.Raw:
+    """As JSON, each by itself: while one is written nothing else runs."""
+    return msgspec.Raw(msgspec.json.encode(choice))
 
 
 def _choice(index: int, answer: Answer, names: TokenNames) -> dict[str, Any]:

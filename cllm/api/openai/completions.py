@@ -66,6 +66,10 @@ class Prompt:
     echo: str  # its text where it is to be echoed
 
 
+N_CHARS_ECHOED_MAX = 1 << 24  # of prompts, once for each choice
+N_PROMPT_LOGPROBS_MAX = 1 << 21  # the same of their logprobs, some 55 bytes each
+N_CHARS_LOGPROB = 64  # that take as long to write as one
+
 decoder = msgspec.json.Decoder(CompletionRequest)
 
 _COMPLETE = Operation(method="POST", path=ENDPOINT, about="continue a text", body=CompletionRequest, gives=(JSON, SSE), generates=True)
@@ -97,6 +101,7 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     form = form_of(body)
     grammar = await compiled(context, model, form)
     given = await _given(context, model, body, texts)
+    _check_size(body, given)
     asked = attrs.evolve(asked, n=body.n_each)
     specs = asked.specs(
         [one.tokens for one in given],
@@ -119,10 +124,11 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     n_logprobs = sum(n_shown(completion.logprobs or ()) + asked.n * n_shown(completion.prompt_logprobs) for completion in done)
 
     def written() -> Response:
-        choices = _choices(body, given, done, names)
+        choices = [msgspec.Raw(msgspec.json.encode(choice)) for choice in _choices(body, given, done, names)]
         return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
 
-    return await prompts.by_length(n_logprobs, written)
+    n_chars = sum(len(one.echo) for one in given) * (body.n or 1)
+    return await prompts.by_length(n_logprobs + n_chars // N_CHARS_LOGPROB, written)
 
 
 async def _opened(context: Context, specs: list[SequenceSpec], body: CompletionRequest) -> Generation:
@@ -151,6 +157,20 @@ def _check(body: CompletionRequest, model: ServedModel) -> None:
         prompts.check_infills(model, "suffix")
         if body.n_prompt_logprobs is not None:
             raise InvalidRequest("suffix: a prompt with a suffix has no logprobs of its own", param="suffix")
+
+
+def _check_size(body: CompletionRequest, given: Sequence[Prompt]) -> None:
+    """Refuse what would tell so much of prompts, once for each choice, that all others would wait for that. Raises: InvalidRequest."""
+    n = body.n or 1
+    n_chars = sum(len(one.echo) for one in given) * n
+    if n_chars > N_CHARS_ECHOED_MAX:
+        param = "n" if n > 1 else "echo"
+        raise InvalidRequest(f"{param}: {n_chars} characters of prompts would be told, and {N_CHARS_ECHOED_MAX} may be", param=param)
+    n_each = [1 + n_told for n_told in (body.prompt_logprobs, body.logprobs if body.echoes_logprobs else None) if n_told is not None]
+    n_told = sum(len(one.tokens) for one in given) * sum(n_each) * n
+    if n_told > N_PROMPT_LOGPROBS_MAX:
+        param = "n" if n > 1 else "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        raise InvalidRequest(f"{param}: {n_told} logprobs of prompts would be told, and {N_PROMPT_LOGPROBS_MAX} may be", param=param)
 
 
 def _n_logprobs(body: CompletionRequest) -> int | None:

@@ -54,7 +54,7 @@ class Envelope:
     created: int
     model: str
 
-    def __call__(self, choices: list[dict[str, Any]], **members: Any) -> dict[str, Any]:
+    def __call__(self, choices: Sequence[dict[str, Any] | msgspec.Raw], **members: Any) -> dict[str, Any]:
         """The object with its choices."""
         return {
             "id": self.id,

@@ -7,13 +7,13 @@ not keep a single text waiting; a step is bounded in rows, so that generation, w
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Final
+from typing import Final, TypeAlias
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from cllm.backend import Batch, Embedder, Pooling, Vectors
+from cllm.backend import Batch, Embedder, Int32s, Pooling, Vectors
 from cllm.engine.batch.compute import empty
 from cllm.engine.embedding.turns import Turns
 from cllm.engine.waiting.fairness import Accounts
@@ -22,6 +22,9 @@ from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, Reque
 Sums = npt.NDArray[np.float64]
 
 N_DEATHS_MAX: Final = 2  # with one input alone in the step: the first may have had another cause
+
+
+Tokens: TypeAlias = Seq[int] | Int32s
 
 
 class InputTooLong(ContextExceeded):
@@ -70,7 +73,7 @@ class Input:
 
     job: Job
     place: int  # among its job's inputs
-    tokens: Seq[int]
+    tokens: Tokens
     slot: int = 0
     n_computed: int = 0
     pooled: Sums | None = None  # the sum of the rows for MEAN, else the row that counts
@@ -110,13 +113,13 @@ class EmbedScheduler:
         """Inputs that no step has begun with."""
         return len(self._waiting)
 
-    def submit(self, inputs: Seq[Seq[int]], key: str = "") -> Job:
+    def submit(self, inputs: Seq[Tokens], key: str = "") -> Job:
         """Queue the inputs of a request, of which there is one at least.
 
         Raises: InputTooLong · InputEmpty; nothing is queued then.
         """
         for place, tokens in enumerate(inputs):
-            if not tokens:
+            if not len(tokens):  # of an array nobody says whether it is true
                 raise InputEmpty(place)
             if len(tokens) > self.n_tokens_max:
                 raise InputTooLong(len(tokens), self.n_tokens_max, place)

@@ -60,6 +60,8 @@ class Account:
     n_waiting_at: Counter[int] = attrs.field(factory=Counter)  # by priority
     n_running: int = 0
     owed: Work = NO_WORK  # what those that wait will probably cost
+    n_prompt_tokens: int = 0  # of admitted prompts, since the start
+    n_generated: int = 0
 
     @property
     def n_under_way(self) -> int:

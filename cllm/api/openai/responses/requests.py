@@ -53,8 +53,8 @@ class Format(msgspec.Struct):
     """`text.format`; `strict` changes nothing: a schema is always held to."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
+    name: Annotated[str, Meta(max_length=128)] | None = None
+    description: Annotated[str, Meta(max_length=16_384)] | None = None
     schema: msgspec.Raw = NULL
     strict: bool | None = None
 
@@ -96,7 +96,7 @@ class CreateRequest(SamplingFields, kw_only=True):
     background: bool | None = None
     conversation: msgspec.Raw = NULL
     prompt: msgspec.Raw = NULL
-    user: str | None = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
 
 
 class SentTools(msgspec.Struct):
