@@ -335,7 +335,8 @@ class Settings:
 
 DEMO_NAME: Final = "cllm-demo"
 GGUF: Final = ".gguf"
-_OF_ONE_MODEL = ("alias", "lora", "embedding_model", "embedding_alias")  # of the first: the others do not share them
+# Of the first: the others do not share them.
+_OF_ONE_MODEL = ("alias", "lora", "chat_template_file", "embedding_model", "embedding_alias")
 _OF_THE_PROCESS = ("models", "models_memory_mb", "lora_dir")
 
 
@@ -483,12 +484,13 @@ def _key_texts(settings: Settings) -> tuple[str, ...]:
         parsable_keys(settings, attrs.fields(Settings).api_key_file, lines)
         keys += lines
     keys = tuple(dict.fromkeys(keys))
+    field = "api_key_file" if settings.api_key_file else "api_key"
+    if len({text.split(" ")[0] for text in keys}) < len(keys):
+        raise SettingsError("a key is given twice, with other options", field)
     try:
         named_keys(keys)
     except ValueError as error:
-        raise SettingsError(str(error), "api_key_file" if settings.api_key_file else "api_key") from None
-    if len({text.split(" ")[0] for text in keys}) < len(keys):
-        raise SettingsError("a key is given twice, with other options", "api_key_file" if settings.api_key_file else "api_key")
+        raise SettingsError(str(error), field) from None
     return keys
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
 
 import attrs
 
@@ -36,13 +37,14 @@ def parse_key(text: str) -> ApiKey:
     return ApiKey(secret=secret, **fields)  # type: ignore[arg-type]  # `_option` gives each its type
 
 
-def named_keys(texts: Sequence[str]) -> tuple[ApiKey, ...]:
+@functools.lru_cache(maxsize=4)  # there may be thousands, which are asked for whenever settings are
+def named_keys(texts: tuple[str, ...]) -> tuple[ApiKey, ...]:
     """Read keys, and name by their places those that have no name. Raises: ValueError."""
     keys = [parse_key(text) for text in texts]
     named = tuple(key if key.name else attrs.evolve(key, name=f"key{i}") for i, key in enumerate(keys))
-    names = [key.name for key in named]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise ValueError(f"two keys are called {twice}")
+    name, n = Counter(key.name for key in named).most_common(1)[0] if named else ("", 0)
+    if n > 1:
+        raise ValueError(f"two keys are called {name}")
     return named
 
 

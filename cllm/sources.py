@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tomllib
@@ -105,10 +106,8 @@ class Sources:
             unused = error.unused_tokens or []
             hint = "; a model is named by --model" if self._takes_model and _is_model(unused[:1]) else ""
             return f"one argument too many: {' '.join(unused)}{hint}"
-        if isinstance(error, UnknownOptionError):
-            option = (error.token.keyword or error.token.value).partition("=")[0]
-            if here := ELSEWHERE.get(option):
-                return f"Unknown option: {option}. {here}"
+        if isinstance(error, CycloptsError) and (option := _option_of_others(error)) is not None:
+            return f"Unknown option: {option}. {ELSEWHERE[option]}"
         if isinstance(error, CycloptsError) or error.field is None:
             return " ".join(str(error).split())
         return f"{self._origins.get(error.field, error.field)}: {error.message}"
@@ -118,8 +117,9 @@ ELSEWHERE: Final = {  # options of llama-server and vLLM that people bring along
     "--max-model-len": "Here it is --ctx-max; -c is the cells of all requests together",
     "--max-num-seqs": "Here it is --parallel",
     "--max-num-batched-tokens": "Here it is --batch-size",
-    "--gpu-memory-utilization": "Here -ngl says how many layers, -c how many cells; unnamed, they take what is free but for a reserve",
+    "--gpu-memory-utilization": "Here -ngl says how many layers, else all that fit; -c how many cells, else a quarter of what is then free",
     "--tensor-parallel-size": "Here several GPUs share the layers by themselves; -sm row and -ts say how",
+    "-tp": "Here several GPUs share the layers by themselves; -sm row and -ts say how",
     "--served-model-name": "Here it is --alias",
     "-a": "Here it is --alias",
     "-hf": "Here the model stands in its place: cllm serve USER/REPO:Q4_K_M",
@@ -130,6 +130,7 @@ ELSEWHERE: Final = {  # options of llama-server and vLLM that people bring along
     "--jinja": "Here the model's template is always used; --chat-template-file names another",
     "--chat-template": "Here it is --chat-template-file",
     "--cache-ram": "Here it is --host-cache-mb",
+    "-cram": "Here it is --host-cache-mb",
     "-kvu": "Here it is --kv unified",
     "--kv-unified": "Here it is --kv unified",
     "-no-kvu": "Here it is --kv streams",
@@ -141,12 +142,23 @@ ELSEWHERE: Final = {  # options of llama-server and vLLM that people bring along
     "--cont-batching": "Here batches are always re-formed at every step",
     "--enable-prefix-caching": "Here it is always on; --no-prefix-cache is without",
     "--mmproj": "Images are not read here",
+    "-mm": "Images are not read here",
     "-md": "There are no drafts by a smaller model here",
     "--model-draft": "There are no drafts by a smaller model here",
     "--draft-model": "There are no drafts by a smaller model here",
     "--rope-scaling": "Here positions are as the file says; gguf-set-metadata, of the package gguf, changes that",
     "--override-kv": "Here values are as the file says; gguf-set-metadata, of the package gguf, changes them",
 }
+
+
+def _option_of_others(error: CycloptsError) -> str | None:
+    """The option of another server's that led to `error`, if one did."""
+    if isinstance(error, UnknownOptionError):
+        option = (error.token.keyword or error.token.value).partition("=")[0]
+        return option if option in ELSEWHERE else None
+    # With one hyphen it was read as a short option of ours and its value: -md as -m d.
+    words = itertools.takewhile(lambda word: word != "--", error.root_input_tokens or ())
+    return next((word for word in words if word in ELSEWHERE and not word.startswith("--")), None)
 
 
 def _is_model(words: Sequence[str]) -> bool:

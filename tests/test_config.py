@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from cllm.config import (
 from cllm.engine.sampling.params import SamplingProfile
 from cllm.errors import SettingsError
 from cllm.serve.spec import model_spec
-from cllm.sources import load_settings
+from cllm.sources import ELSEWHERE, load_settings
 
 Write = Callable[[str], str]
 
@@ -74,7 +75,7 @@ OTHER_WORDS = {
     "tool_format": "mistral",
     "metrics_aliases": "vllm",
 }  # fmt: skip
-FILES = {"lora", "api_key_file", "ssl_certfile", "ssl_keyfile"}
+FILES = {"lora", "chat_template_file", "api_key_file", "ssl_certfile", "ssl_keyfile"}
 
 
 def other_word(field: attrs.Attribute[object], existing_file: str) -> str:
@@ -156,6 +157,31 @@ def test_a_switch_reads_the_usual_words_in_a_variable(word: str) -> None:
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("option", ELSEWHERE)
+@pytest.mark.parametrize("before", [[], ["model.gguf"], ["-m", "model.gguf", "-c", "4096"]], ids=["alone", "by-place", "by-name"])
+def test_every_option_of_other_servers_is_told_what_it_is_here(option: str, before: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings([*before, option, "value"], {})
+    assert str(caught.value) == f"Unknown option: {option}. {ELSEWHERE[option]}"
+
+
+def test_behind_two_hyphens_no_word_is_an_option() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(["a", "--port", "x", "--", "-md"], {})
+    assert str(caught.value).startswith("Invalid value for --port")
+
+
+def test_a_template_is_of_the_first_model_unless_another_names_one(tmp_path: Path) -> None:
+    (own := tmp_path / "own.jinja").touch()
+    (other := tmp_path / "other.jinja").touch()
+    for name in "abc":
+        (tmp_path / f"{name}.gguf").touch()
+    a, b, c = (str(tmp_path / f"{name}.gguf") for name in "abc")
+    table = json.dumps({"model": c, "chat_template_file": str(other)})
+    each = settings_of_models(Settings(model=a, models=(b, table), chat_template_file=str(own)))
+    assert [one.chat_template_file for one in each] == [str(own), None, str(other)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -169,6 +195,7 @@ def test_a_switch_reads_the_usual_words_in_a_variable(word: str) -> None:
         (["--mmproj", "x.gguf"], "Unknown option: --mmproj. Images are not read here"),
         (["-hf", "a/b"], "Unknown option: -hf. Here the model stands in its place: cllm serve USER/REPO:Q4_K_M"),
         (["--api-key", "a name=x", "--api-key", "b name=x"], "--api-key: two keys are called x"),
+        (["--api-key", "a name=x", "--api-key", "a name=x weight=2"], "--api-key: a key is given twice, with other options"),
         (["--ctx-max", "1"], "--ctx-max: must be at least 2, not 1"),
         (["a", "a"], "MODEL: two models are called a: give one another name with --alias MODEL=NAME"),
         (["a", '{"model": "b", "zzz": 1}'], "MODEL: zzz is not a setting of one model"),

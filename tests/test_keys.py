@@ -20,11 +20,11 @@ def test_the_most_urgent_priority_that_a_key_may_name_follows_too() -> None:
 
 
 def test_keys_are_called_by_their_places_or_as_their_owner_says() -> None:
-    assert [key.name for key in named_keys(["a", "b weight=2", "c name=team-3.x_y"])] == ["key0", "key1", "team-3.x_y"]
+    assert [key.name for key in named_keys(("a", "b weight=2", "c name=team-3.x_y"))] == ["key0", "key1", "team-3.x_y"]
 
 
-@pytest.mark.parametrize("texts", [["a name=x", "b name=x"], ["a", "b name=key0"]])
-def test_two_keys_have_two_names(texts: list[str]) -> None:
+@pytest.mark.parametrize("texts", [("a name=x", "b name=x"), ("a", "b name=key0")])
+def test_two_keys_have_two_names(texts: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="two keys are called"):
         named_keys(texts)
 

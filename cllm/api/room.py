@@ -11,7 +11,7 @@ import attrs
 from cllm.errors import Unavailable
 
 N_BYTES_MAX = 1024 * 1024 * 1024  # while one is decoded it may be ten times as large, but few are at a time
-RETRY_AFTER_S = 2.0
+RETRY_AFTER_S = 10.0  # what holds the room may be a long answer
 
 
 @attrs.define(eq=False)
@@ -33,7 +33,7 @@ class Room:
         def take(n: int) -> None:
             nonlocal n_own
             if self.n_taken > n_own and not self._has_room(key, n):
-                what = f"{self.n_taken // 2**20} MiB of long bodies are being read, and {self.n_max // 2**20} may be"
+                what = f"{self.n_taken // 2**20} MiB of long bodies are being read or answered, and {self.n_max // 2**20} may be"
                 raise Unavailable(f"{what}; a short one is answered", retry_after_s=RETRY_AFTER_S, code="bodies_busy")
             self.n_taken += n
             self._n_of[key] += n

@@ -20,7 +20,7 @@ from cllm.api.prompts import N_TOKEN_BYTES_MAX, by_length
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Int32s, Pooling, Vectors
 from cllm.engine.embedding.scheduler import InputEmpty, InputTooLong
-from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, RequestError, TokenizeFailed
+from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, TokenizeFailed, Unavailable
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import Embeddings
 
@@ -138,9 +138,15 @@ def _check_size(model: ServedEmbedder, n: int, param: str) -> None:
 
 def _check_room(context: Context, embeddings: Embeddings) -> None:
     """Refuse what cannot be taken, before any work is put into it. Raises: Unavailable."""
-    try:
+    with _counting_refusals(context):
         embeddings.loop.check_room(g.key)
-    except RequestError as error:
+
+
+@contextmanager
+def _counting_refusals(context: Context) -> Iterator[None]:
+    try:
+        yield
+    except Unavailable as error:
         context.engine.metrics.refused(error)
         raise
 
@@ -149,7 +155,8 @@ async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[I
     timeout_s = context.settings.timeout_s
     left_s = math.inf if timeout_s is None else timeout_s - (time.perf_counter() - g.started_at)
     with trio.move_on_after(max(left_s, 0.0)):
-        vectors = await embeddings.loop.vectors(tokens, g.key)
+        with _counting_refusals(context):
+            vectors = await embeddings.loop.vectors(tokens, g.key)
         return Embedded(embeddings.model, vectors, sum(map(len, tokens)))
     raise DeadlineExceeded("the server's time limit passed before all inputs were computed")
 

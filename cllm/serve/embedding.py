@@ -27,7 +27,7 @@ log = structlog.get_logger("cllm.embedding")
 
 N_SLICES_IDLE = 4  # a step may be so many slices long while nobody generates
 
-N_TOKENS_WAITING_MAX = 1 << 24  # of all requests together, in 64 MiB; a lone one may have more
+N_TOKENS_WAITING_MAX = 1 << 24  # of all requests together, in 64 MiB; the one that fills it up may have more
 
 
 @attrs.frozen(kw_only=True)
@@ -88,16 +88,19 @@ class EmbedLoop:
         """
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
-        if not finds_room(key, self._n_of_key, self._n_jobs_max, self._weights):
-            raise Unavailable("the queue is full", retry_after_s=self._empty_in_s(), code="queue_full")
+        n_tokens_of = self._n_tokens_of_key()
+        has_room = finds_room(key, self._n_of_key, self._n_jobs_max, self._weights)
+        if not (has_room and finds_room(key, n_tokens_of, N_TOKENS_WAITING_MAX, self._weights)):
+            rate = self._service.rate
+            empty_in_s = 0.0 if rate is None else n_tokens_of.total() / rate
+            raise Unavailable("the queue is full", retry_after_s=bearable(empty_in_s), code="queue_full")
 
-    def _empty_in_s(self) -> float:
-        rate = self._service.rate
-        return bearable(0.0 if rate is None else self._n_tokens_owed() / rate)
-
-    def _n_tokens_owed(self) -> float:
-        """About the tokens that are not computed yet, by requests: they may have millions of inputs."""
-        return sum(job.n_tokens * job.n_left / job.n_inputs for job in self._waiters)
+    def _n_tokens_of_key(self) -> Counter[str]:
+        """Tokens of the inputs that have no vectors yet."""
+        n_tokens: Counter[str] = Counter()
+        for job in self._waiters:
+            n_tokens[job.key] += job.n_tokens_left
+        return n_tokens
 
     async def vectors(self, inputs: Sequence[Tokens], key: str = "") -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.
@@ -105,9 +108,6 @@ class EmbedLoop:
         Raises: Unavailable · InputTooLong · InvalidRequest · GenerationFailed.
         """
         self.check_room(key)
-        n_waiting = sum(job.n_tokens for job in self._waiters)
-        if n_waiting and n_waiting + sum(map(len, inputs)) > N_TOKENS_WAITING_MAX:
-            raise Unavailable("the queue is full", retry_after_s=self._empty_in_s(), code="queue_full")
         job = self.scheduler.submit(inputs, key)
         done = self._waiters[job] = trio.Event()
         self._n_of_key[key] += 1
@@ -199,7 +199,7 @@ class EmbedLoop:
         begun_at, self._progress_at = self._progress_at, trio.current_time()
         self._service.step(plan.batch.n_rows, 0, self._progress_at - begun_at)
         self._pace.took(plan.batch.n_rows, seconds)
-        self._metrics.embedded(plan.batch.n_rows, seconds)
+        self._metrics.embedded(_n_rows_of_keys(plan), seconds)
         self._tell(self.scheduler.apply(plan, pooled))
 
     async def _replace(self, life: WorkerLife, plan: EmbedPlan | None, error: ModelDied) -> None:
@@ -233,3 +233,10 @@ class EmbedLoop:
             waiter = self._waiters.pop(job, None)
             if waiter is not None:
                 waiter.set()
+
+
+def _n_rows_of_keys(plan: EmbedPlan) -> Counter[str]:
+    n_rows_of: Counter[str] = Counter()
+    for one, n_rows in plan.parts:
+        n_rows_of[one.job.key] += n_rows
+    return n_rows_of

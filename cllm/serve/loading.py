@@ -301,7 +301,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
     limits = Limits(
         n_cells=model.n_cells,
         n_slots=model.n_slots,
-        n_ctx=min(model.info.n_ctx_train, model.n_cells_slot, settings.ctx_max or sys.maxsize),
+        n_ctx=min(model.info.n_ctx_train, model.n_cells_slot, sys.maxsize if _reads_text(model) else settings.ctx_max or sys.maxsize),
         n_rows_max=model.n_rows_max,
         row_budget=settings.row_budget,
         itl_max_s=_itl_max_s(settings),
@@ -417,9 +417,11 @@ def _why_no_disk(model: StepModel, limits: Limits, settings: Settings) -> str:
 def served_model(model: StepModel, limits: Limits, settings: Settings, *, backend: str, name: str) -> ServedModel:
     """Return what is told of `model`; `name` is what it is called unless the settings give it another."""
     aliases = settings.alias or (name,)
-    reads_text = isinstance(model, StreamsOnly) and model.reads_text
+    reads_text = _reads_text(model)
     if reads_text and settings.chat_template_file is not None:
         raise LoadFailed("--chat-template-file: this model applies a template of its own")
+    if reads_text and settings.ctx_max is not None:
+        log.warning("ctx_max.unused", why="how long a request may be is for this model to say, whose tokens are not known here")
     template = ChatTemplate("", bos_token="", eos_token="") if reads_text else _template(model, settings)
     dialect = UNKNOWN if reads_text else dialect_of(template, model.vocabulary, settings.tool_format)
     if not reads_text and dialect.tags is None and mentions_reasoning(template.source):
@@ -445,6 +447,10 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         reads_text=reads_text,
         heeds=model.stream_model.heeds if isinstance(model, StreamsOnly) else None,
     )
+
+
+def _reads_text(model: StepModel) -> bool:
+    return isinstance(model, StreamsOnly) and model.reads_text
 
 
 def _template(model: StepModel, settings: Settings) -> ChatTemplate:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -67,10 +68,11 @@ class Metrics:
 
         self._embedded = Counter("cllm_embedding_tokens", "Tokens computed for embeddings", registry=registry)
         self._embedding_s = Histogram("cllm_embedding_step_seconds", "Time of an embedder's step", buckets=SECONDS, registry=registry)
+        self._n_embedded_of: defaultdict[str, int] = defaultdict(int)  # tokens, by key
 
     def watch(self, scheduler: Scheduler, disk: DiskTier | None = None) -> None:
         """Show the scheduler's own counters too, and the disk tier's."""
-        self.registry.register(_SchedulerCollector(scheduler))
+        self.registry.register(_SchedulerCollector(scheduler, self._n_embedded_of))
         if disk is not None:
             self.registry.register(_DiskCollector(disk))
 
@@ -85,9 +87,11 @@ class Metrics:
         if output.invalid:
             self._invalid.inc(len(output.invalid))
 
-    def embedded(self, n_tokens: int, seconds: float) -> None:
-        """Count a step of the embedder."""
-        self._embedded.inc(n_tokens)
+    def embedded(self, n_tokens_of: Mapping[str, int], seconds: float) -> None:
+        """Count a step of the embedder, with so many tokens of each key."""
+        self._embedded.inc(sum(n_tokens_of.values()))
+        for key, n_tokens in n_tokens_of.items():
+            self._n_embedded_of[key] += n_tokens
         self._embedding_s.observe(seconds)
 
     def step_failed(self, error: Exception) -> None:
@@ -167,8 +171,9 @@ class _Steps(Collector):
 
 
 class _SchedulerCollector(Collector):
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, n_embedded_of: Mapping[str, int]) -> None:
         self._scheduler = scheduler
+        self._n_embedded_of = n_embedded_of
 
     def collect(self) -> Iterator[Metric]:
         scheduler, cells, totals = self._scheduler, self._scheduler.cells, self._scheduler.totals
@@ -203,7 +208,7 @@ class _SchedulerCollector(Collector):
             ("cllm_evicted_cells", "Cached cells that made room", cache.n_evicted_cells),
         )
         if scheduler.limits.key_weights:
-            yield _of_keys(scheduler)
+            yield _of_keys(scheduler, self._n_embedded_of)
         if scheduler.memory.offload is not None:
             yield from _of_pool(scheduler.memory.offload.pool)
 
@@ -257,14 +262,15 @@ class _DiskCollector(Collector):
         )
 
 
-def _of_keys(scheduler: Scheduler) -> Metric:
+def _of_keys(scheduler: Scheduler, n_embedded_of: Mapping[str, int]) -> Metric:
     """What each key had computed; a key that has not asked yet is there, too, at 0."""
     accounts = {account.key: account for account in scheduler.accounts}
-    tokens = Metric("cllm_key_tokens", "Tokens of a key's admitted prompts, and those drawn for it", "counter")
+    tokens = Metric("cllm_key_tokens", "Tokens of a key's admitted prompts, drawn for it, and computed for its vectors", "counter")
     for key in scheduler.limits.key_weights:
         account = accounts.get(key)
         tokens.add_sample("cllm_key_tokens_total", {"key": key, "kind": "prompt"}, account.n_prompt_tokens if account else 0)
         tokens.add_sample("cllm_key_tokens_total", {"key": key, "kind": "generated"}, account.n_generated if account else 0)
+        tokens.add_sample("cllm_key_tokens_total", {"key": key, "kind": "embedded"}, n_embedded_of.get(key, 0))
     return tokens
 
 

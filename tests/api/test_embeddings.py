@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import threading
 import time
 from typing import Any
@@ -389,17 +388,39 @@ def test_vectors_are_brought_to_length_one_piece_by_piece_as_they_would_be_at_on
     assert (api_vectors.normalised(given)[7] == 0).all()
 
 
-async def test_waiting_inputs_have_so_many_tokens_together_but_for_a_lone_request(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_inputs_have_so_many_tokens_together_but_no_key_shuts_another_out(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedding, "N_TOKENS_WAITING_MAX", 30)
     go_on = threading.Event()
-    async with serve(embedder=FakeEmbedder(before_step=lambda _batch: go_on.wait(TEST_S) and None)) as api:
+    a, b = ({"Authorization": f"Bearer {key}"} for key in ("a", "b"))
+    embedder = FakeEmbedder(before_step=lambda _batch: go_on.wait(TEST_S) and None)
+    async with serve(embedder=embedder, api_key=("a name=anna", "b name=ben")) as api, trio.open_nursery() as nursery:
+        answers: list[Any] = []
+
+        async def ask(texts: list[str], headers: dict[str, str]) -> None:
+            answers.append((await api.post("/v1/embeddings", {"input": texts}, **headers)).status)
+
         try:
-            async with api.asking("/v1/embeddings", json.dumps({"input": ["x" * 20, "y" * 20]}).encode()) as first:
-                await api.until(lambda: bool(api.running.engine.embeddings.loop._waiters))
-                refused = await embed(api, "z")
-                go_on.set()
-                assert (await first.answer()).status == 200
+            nursery.start_soon(ask, ["x" * 20, "y" * 20], a)
+            await api.until(lambda: api.running.engine.embeddings.loop.n_waiting == 1)
+            refused = await api.post("/v1/embeddings", {"input": "z"}, **a)
+            nursery.start_soon(ask, ["z"], b)
+            await api.until(lambda: api.running.engine.embeddings.loop.n_waiting == 2)
         finally:
             go_on.set()
-        assert (refused.status, refused.error["code"]) == (503, "queue_full")
-        assert (await embed(api, "z")).status == 200
+        await api.until(lambda: len(answers) == 2)
+        again = await api.post("/v1/embeddings", {"input": "z"}, **a)
+        metrics = (await api.get("/metrics", **a)).body.decode()
+    assert (refused.status, refused.error["code"]) == (503, "queue_full")
+    assert answers == [200, 200]
+    assert again.status == 200
+    assert 'cllm_refusals_total{why="queue_full"} 1.0' in metrics
+    n_tokens = {key: _value(metrics, f'cllm_key_tokens_total{{key="{key}",kind="embedded"}}') for key in ("anna", "ben")}
+    assert 40 < n_tokens["anna"] < 50
+    assert 1 <= n_tokens["ben"] < 5
+
+
+def _value(metrics: str, name: str) -> float:
+    (line,) = [line for line in metrics.splitlines() if line.startswith(name)]
+    return float(line.removeprefix(name))

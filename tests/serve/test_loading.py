@@ -15,7 +15,7 @@ from cllm.backend import Batch, KvLayout, ModelSpec, OnProgress, StepModel, Stre
 from cllm.config import DEMO_NAME, Settings
 from cllm.errors import BackendUnavailable, LoadFailed, StepFailed
 from cllm.registry import STEP_MODEL
-from cllm.serve.loading import _n_bytes_beside, check_beforehand, check_folder, limits_of, load, what_is_kept
+from cllm.serve.loading import _n_bytes_beside, check_beforehand, check_folder, limits_of, load, served_model, what_is_kept
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.worker.embedder import WorkerEmbedder
 from cllm.testing.fake import FakeBackend, FakeModel
@@ -83,6 +83,22 @@ def test_what_can_be_known_of_a_model_is_told_before_others_are_loaded(monkeypat
 def test_one_request_may_have_less_than_the_models_own_context() -> None:
     model = FakeModel(n_cells=512, n_ctx_train=256)
     assert [limits_of(model, Settings(ctx_max=n)).n_ctx for n in (None, 1000, 50)] == [256, 256, 50]
+
+
+class _ReadsText(FakeStreamModel):
+    vocabulary = None
+
+
+def test_what_a_model_that_reads_text_settles_itself_is_not_promised_for_it(tmp_path: Path, logged: list[Any]) -> None:
+    model = StreamsOnly(_ReadsText(n_ctx=256))
+    settings = Settings(ctx_max=50)
+    limits = limits_of(model, settings)
+    assert served_model(model, limits, settings, backend="b", name="n").n_ctx == 256
+    assert [one["event"] for one in logged] == ["ctx_max.unused"]
+    (template := tmp_path / "t.jinja").touch()
+    with pytest.raises(LoadFailed, match="--chat-template-file: this model applies a template of its own"):
+        served_model(model, limits, Settings(chat_template_file=str(template)), backend="b", name="n")
+    model.close()
 
 
 def test_a_file_for_vectors_that_a_backend_cannot_load_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,10 @@ class InputEmpty(InvalidRequest):
 class Job:
     """The inputs of one request, and what is known of their vectors."""
 
-    n_inputs: int
-    n_tokens: int
-    vectors: Vectors  # (n_inputs, n_embd), not normalised
+    key: str
+    vectors: Vectors  # (inputs, n_embd), not normalised
     n_left: int  # inputs without a vector
+    n_tokens_left: int  # of these
     error: RequestError | None = None
     cancelled: bool = False
 
@@ -124,7 +124,7 @@ class EmbedScheduler:
             if len(tokens) > self.n_tokens_max:
                 raise InputTooLong(len(tokens), self.n_tokens_max, place)
         n = len(inputs)
-        job = Job(n, sum(map(len, inputs)), np.zeros((n, self._n_embd), np.float32), n)
+        job = Job(key, np.zeros((n, self._n_embd), np.float32), n, sum(map(len, inputs)))
         self._waiting.add(key, [Input(job, place, tokens) for place, tokens in enumerate(inputs)])
         return job
 
@@ -268,6 +268,7 @@ class EmbedScheduler:
         else:
             job.vectors[one.place] = vector
             job.n_left -= 1
+            job.n_tokens_left -= len(one.tokens)
             self.n_inputs += 1
         if job.is_over:
             over.append(job)
