@@ -24,11 +24,12 @@ async def open_shortened(context: Context, model: ServedModel, conversation: Con
     """
     try:
         return await open_chat(context, model, conversation, asked, endpoint=endpoint)
-    except ContextExceeded:
-        shorter = None if model.reads_text else await _shortened(context, model, conversation, asked)
-        if shorter is None:
-            raise
-        g.gives_up_room()  # which the next one takes again
+    except ContextExceeded as error:
+        too_long = error
+    shorter = None if model.reads_text else await _shortened(context, model, conversation, asked)
+    if shorter is None:
+        raise too_long
+    g.gives_up_room()  # which the next one takes again
     return await open_chat(context, model, shorter, asked, endpoint=endpoint)
 
 
