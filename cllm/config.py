@@ -168,7 +168,9 @@ class Settings:
         at_least(1),
     )
     ctx_max: Annotated[int | None, MEMORY] = _setting(
-        None, "tokens of prompt and answer together that one request may have (default: the model's own context)", at_least(2)
+        None,
+        "tokens of prompt and answer that one request may have (default: the model's own context); not for models behind other servers",
+        at_least(2),
     )
     parallel: Annotated[int | None, MEMORY, _short("-np")] = _setting(
         None,
@@ -382,12 +384,19 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
     first = () if settings.model is None else (attrs.evolve(settings, models=(), alias=()),)
     given = {name: getattr(settings, name) for name in _OF_ONE_MODEL if name != "alias"} if settings.model is None else {}
     further = [_settings_of(shared, word, {} if i else given) for i, word in enumerate(settings.models)]
-    each = _with_aliases((*first, *further), settings.alias)
+    each = _with_aliases(_with_template_of_first((*first, *further)), settings.alias)
     names = [name for one in each for name in names_of(one)]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise SettingsError(f"two models are called {min(twice)}: give one another name with --alias MODEL=NAME", "models")
     return each
+
+
+def _with_template_of_first(each: tuple[Settings, ...]) -> tuple[Settings, ...]:
+    """What is the first model's own file once more, as with other adapters, has its template, too."""
+    model, template = each[0].model, each[0].chat_template_file
+    has_none = [one.model == model and one.chat_template_file is None for one in each]
+    return tuple(attrs.evolve(each[i], chat_template_file=template) if none else each[i] for i, none in enumerate(has_none))
 
 
 def _default_of(name: str) -> Any:

@@ -102,12 +102,12 @@ class Sources:
 
     def explain(self, error: SettingsError | CycloptsError) -> str:
         """Return one line that names the flag, variable or key that the value at fault came from."""
+        if isinstance(error, CycloptsError) and (option := _option_of_others(error)) is not None:
+            return f"Unknown option: {option}. {ELSEWHERE[option]}"
         if isinstance(error, UnusedCliTokensError):
             unused = error.unused_tokens or []
             hint = "; a model is named by --model" if self._takes_model and _is_model(unused[:1]) else ""
             return f"one argument too many: {' '.join(unused)}{hint}"
-        if isinstance(error, CycloptsError) and (option := _option_of_others(error)) is not None:
-            return f"Unknown option: {option}. {ELSEWHERE[option]}"
         if isinstance(error, CycloptsError) or error.field is None:
             return " ".join(str(error).split())
         return f"{self._origins.get(error.field, error.field)}: {error.message}"
@@ -154,11 +154,11 @@ ELSEWHERE: Final = {  # options of llama-server and vLLM that people bring along
 def _option_of_others(error: CycloptsError) -> str | None:
     """The option of another server's that led to `error`, if one did."""
     if isinstance(error, UnknownOptionError):
-        option = (error.token.keyword or error.token.value).partition("=")[0]
-        return option if option in ELSEWHERE else None
-    # With one hyphen it was read as a short option of ours and its value: -md as -m d.
-    words = itertools.takewhile(lambda word: word != "--", error.root_input_tokens or ())
-    return next((word for word in words if word in ELSEWHERE and not word.startswith("--")), None)
+        words = [error.token.keyword or error.token.value]
+    else:  # with one hyphen it was read as a short option of ours and its value: -md as -m d
+        given = itertools.takewhile(lambda word: word != "--", error.root_input_tokens or ())
+        words = [word for word in given if not word.startswith("--")]
+    return next((option for option in (word.partition("=")[0] for word in words) if option in ELSEWHERE), None)
 
 
 def _is_model(words: Sequence[str]) -> bool:

@@ -165,6 +165,12 @@ def test_every_option_of_other_servers_is_told_what_it_is_here(option: str, befo
     assert str(caught.value) == f"Unknown option: {option}. {ELSEWHERE[option]}"
 
 
+def test_an_option_of_others_is_explained_with_its_value_behind_a_sign_and_where_a_word_is_one_too_many() -> None:
+    for words in (["-tp=2"], ["-cram=100"], ["a", "b", "-md", "d.gguf"]):
+        with pytest.raises(SettingsError, match="Unknown option: -"):
+            load_settings(words, {})
+
+
 def test_behind_two_hyphens_no_word_is_an_option() -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings(["a", "--port", "x", "--", "-md"], {})
@@ -180,6 +186,18 @@ def test_a_template_is_of_the_first_model_unless_another_names_one(tmp_path: Pat
     table = json.dumps({"model": c, "chat_template_file": str(other)})
     each = settings_of_models(Settings(model=a, models=(b, table), chat_template_file=str(own)))
     assert [one.chat_template_file for one in each] == [str(own), None, str(other)]
+
+
+def test_a_template_is_of_its_file_with_other_adapters_too(tmp_path: Path) -> None:
+    for name in ("a.gguf", "style.gguf", "own.jinja"):
+        (tmp_path / name).touch()
+    model, template = str(tmp_path / "a.gguf"), str(tmp_path / "own.jinja")
+    table = json.dumps({"model": model, "lora": [str(tmp_path / "style.gguf")], "alias": ["a:style"]})
+    for settings in (
+        Settings(model=model, models=(table,), chat_template_file=template),
+        Settings(models=(model, table), chat_template_file=template),
+    ):
+        assert [one.chat_template_file for one in settings_of_models(settings)] == [template, template]
 
 
 @pytest.mark.parametrize(

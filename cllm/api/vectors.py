@@ -138,14 +138,8 @@ def _check_size(model: ServedEmbedder, n: int, param: str) -> None:
 
 def _check_room(context: Context, embeddings: Embeddings) -> None:
     """Refuse what cannot be taken, before any work is put into it. Raises: Unavailable."""
-    with _counting_refusals(context):
-        embeddings.loop.check_room(g.key)
-
-
-@contextmanager
-def _counting_refusals(context: Context) -> Iterator[None]:
     try:
-        yield
+        embeddings.loop.check_room(g.key)
     except Unavailable as error:
         context.engine.metrics.refused(error)
         raise
@@ -155,8 +149,8 @@ async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[I
     timeout_s = context.settings.timeout_s
     left_s = math.inf if timeout_s is None else timeout_s - (time.perf_counter() - g.started_at)
     with trio.move_on_after(max(left_s, 0.0)):
-        with _counting_refusals(context):
-            vectors = await embeddings.loop.vectors(tokens, g.key)
+        _check_room(context, embeddings)  # others may have come while its texts became tokens
+        vectors = await embeddings.loop.vectors(tokens, g.key)
         return Embedded(embeddings.model, vectors, sum(map(len, tokens)))
     raise DeadlineExceeded("the server's time limit passed before all inputs were computed")
 

@@ -27,7 +27,7 @@ log = structlog.get_logger("cllm.embedding")
 
 N_SLICES_IDLE = 4  # a step may be so many slices long while nobody generates
 
-N_TOKENS_WAITING_MAX = 1 << 24  # of all requests together, in 64 MiB; the one that fills it up may have more
+N_TOKENS_MAX = 1 << 24  # of all requests together, in 64 MiB; the one that fills it up may have more
 
 
 @attrs.frozen(kw_only=True)
@@ -88,18 +88,17 @@ class EmbedLoop:
         """
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
-        n_tokens_of = self._n_tokens_of_key()
         has_room = finds_room(key, self._n_of_key, self._n_jobs_max, self._weights)
-        if not (has_room and finds_room(key, n_tokens_of, N_TOKENS_WAITING_MAX, self._weights)):
+        if not (has_room and finds_room(key, self._n_tokens_of_key(), N_TOKENS_MAX, self._weights)):
             rate = self._service.rate
-            empty_in_s = 0.0 if rate is None else n_tokens_of.total() / rate
+            empty_in_s = 0.0 if rate is None else sum(job.n_tokens_left for job in self._waiters) / rate
             raise Unavailable("the queue is full", retry_after_s=bearable(empty_in_s), code="queue_full")
 
     def _n_tokens_of_key(self) -> Counter[str]:
-        """Tokens of the inputs that have no vectors yet."""
+        """Of requests that are not answered yet, whose inputs are all kept until then."""
         n_tokens: Counter[str] = Counter()
         for job in self._waiters:
-            n_tokens[job.key] += job.n_tokens_left
+            n_tokens[job.key] += job.n_tokens
         return n_tokens
 
     async def vectors(self, inputs: Sequence[Tokens], key: str = "") -> Vectors:

@@ -391,7 +391,7 @@ def test_vectors_are_brought_to_length_one_piece_by_piece_as_they_would_be_at_on
 async def test_waiting_inputs_have_so_many_tokens_together_but_no_key_shuts_another_out(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "N_TOKENS_WAITING_MAX", 30)
+    monkeypatch.setattr(embedding, "N_TOKENS_MAX", 30)
     go_on = threading.Event()
     a, b = ({"Authorization": f"Bearer {key}"} for key in ("a", "b"))
     embedder = FakeEmbedder(before_step=lambda _batch: go_on.wait(TEST_S) and None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import attrs
@@ -22,24 +23,20 @@ async def open_shortened(context: Context, model: ServedModel, conversation: Con
 
     Raises: as `open_chat`, ContextExceeded too where there is nothing to leave out.
     """
-    try:
+    with suppress(ContextExceeded):
         return await open_chat(context, model, conversation, asked, endpoint=endpoint)
-    except ContextExceeded as error:
-        too_long = error
-    shorter = None if model.reads_text else await _shortened(context, model, conversation, asked)
-    if shorter is None:
-        raise too_long
+    shorter = conversation if model.reads_text else await _shortened(context, model, conversation, asked)
     g.gives_up_room()  # which the next one takes again
     return await open_chat(context, model, shorter, asked, endpoint=endpoint)
 
 
-async def _shortened(context: Context, model: ServedModel, conversation: Conversation, asked: Wanted) -> Conversation | None:
-    """As much of it as fits; None where no shorter one could be made."""
+async def _shortened(context: Context, model: ServedModel, conversation: Conversation, asked: Wanted) -> Conversation:
+    """As much of it as fits; all of it where no shorter one could be made, which is to be refused once more."""
     starts = [i for i, message in enumerate(conversation.messages) if i and message["role"] == "user"]
     if not starts or all(message["role"] == "system" for message in conversation.messages[: starts[0]]):
         starts = starts[1:]
     if not starts:
-        return None
+        return conversation
     n_free = min(asked.stopping.max_tokens or model.n_ctx, model.n_ctx // PART_FOR_ANSWER)
     low, high = 0, len(starts) - 1  # the last one is taken in any case: whether that fits is seen when it is submitted
     while low < high:

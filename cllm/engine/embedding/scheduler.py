@@ -50,6 +50,7 @@ class Job:
 
     key: str
     vectors: Vectors  # (inputs, n_embd), not normalised
+    n_tokens: int
     n_left: int  # inputs without a vector
     n_tokens_left: int  # of these
     error: RequestError | None = None
@@ -123,8 +124,8 @@ class EmbedScheduler:
                 raise InputEmpty(place)
             if len(tokens) > self.n_tokens_max:
                 raise InputTooLong(len(tokens), self.n_tokens_max, place)
-        n = len(inputs)
-        job = Job(key, np.zeros((n, self._n_embd), np.float32), n, sum(map(len, inputs)))
+        n, n_tokens = len(inputs), sum(map(len, inputs))
+        job = Job(key, np.zeros((n, self._n_embd), np.float32), n_tokens, n, n_tokens)
         self._waiting.add(key, [Input(job, place, tokens) for place, tokens in enumerate(inputs)])
         return job
 
