@@ -326,19 +326,21 @@ tokens/s for sure (0.98 to 1.00). Prompts go in pieces beside answers, so that f
 of `-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times the time at the whole, and 1.61 at
 twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has them sooner is unclear; those at
 p99 after 1.6 times the time at both and 1.27 at the half, and gaps at p50 are 1.11 times as long at the whole. At all of these but the half
-there are other settings, too, of later revisions. At the whole these have two pairs each, and `-kvu` three, on a slower day, so that more
-came than could be served, and they are cLLM's worst: first texts at p90 after 1.5 to 2.9 times their time and 0.59 to 0.96 times as many
-good requests a second, with 0.96 to 1.01 of the tokens/s, and gaps at p99 0.14 to 0.47 times as long. Four of them would have gone on when
-the run was ended. Beside `-b 32`, in ten pairs of six starts at twice and at four times as much, cLLM has 1.08 and 1.09 times the tokens/s
-for sure, gaps at p50 0.78 and 0.65 times as long, and first texts at p50 after 0.36 of the time at twice as much, at p90 and p99 after 0.90
-and 0.87 at four times; there are 1.93 times as many good requests a second at twice as much (1.68 to 2.22), which is not told apart at four
-times; but gaps are 1.5 times as long at p90 at both, and at p99 1.58 times at twice as much (1.31 at four times, which does not tell).
-Beside `no prompt cache`, in ten pairs of nine starts at twice as much, cLLM has 0.94 of its tokens/s (0.88 to 1.00), first texts after 1.49
-and 1.45 times its time at p90 and p99, gaps 2.08 times as long at p90 and 0.43 at p99; it saves nothing on the host, and takes 0.72 of
-cLLM's memory. At four times as much, in ten pairs of as many starts, cLLM has 0.96 of its tokens/s (0.93 to 1.00), 1.24 times the good
-requests a second (1.02 to 1.51), first texts after 1.16 and 1.20 times its time at p90 and p99, gaps 1.40 times as long at p50 and p90, and
-0.30 at p99. `-kvu`, `-b 64` and `-kvu -b 64` had two pairs at each, three of the last at four times, in which cLLM had 1.03 to 1.13 times
-the tokens/s. What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come
+there are other settings, too, of later revisions. At the whole four have two or three pairs each, on a slower day, so that more came than
+could be served, and they are cLLM's worst: first texts at p90 after 1.5 to 2.9 times their time and 0.59 to 0.96 times as many good
+requests a second, with 0.96 to 1.01 of the tokens/s, and gaps at p99 0.14 to 0.35 times as long. Three of them would have gone on when the
+run was ended. `-b 32` looked so in its first two pairs, too; in ten of ten starts nothing is told apart from it there: 1.01 times the
+tokens/s (0.99 to 1.02), 0.99 times the good requests a second (0.90 to 1.09), and first texts at p90 after 1.07 times the time (0.74 to
+1.55). Beside it, in ten pairs of six starts at twice and at four times as much, cLLM has 1.08 and 1.09 times the tokens/s for sure, gaps at
+p50 0.78 and 0.65 times as long, and first texts at p50 after 0.36 of the time at twice as much, at p90 and p99 after 0.90 and 0.87 at four
+times; there are 1.93 times as many good requests a second at twice as much (1.68 to 2.22), which is not told apart at four times; but gaps
+are 1.5 times as long at p90 at both, and at p99 1.58 times at twice as much (1.31 at four times, which does not tell). Beside
+`no prompt cache`, in ten pairs of nine starts at twice as much, cLLM has 0.94 of its tokens/s (0.88 to 1.00), first texts after 1.49 and
+1.45 times its time at p90 and p99, gaps 2.08 times as long at p90 and 0.43 at p99; it saves nothing on the host, and takes 0.72 of cLLM's
+memory. At four times as much, in ten pairs of as many starts, cLLM has 0.96 of its tokens/s (0.93 to 1.00), 1.24 times the good requests a
+second (1.02 to 1.51), first texts after 1.16 and 1.20 times its time at p90 and p99, gaps 1.40 times as long at p50 and p90, and 0.30 at
+p99. `-kvu`, `-b 64` and `-kvu -b 64` had two pairs at each, three of the last at four times, in which cLLM had 1.03 to 1.13 times the
+tokens/s. What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come
 after some 10 s, and the last one was answered by cLLM after 28 to 44. So fewer good ones a second there are the burst's end, and under a
 load that lasts it is otherwise (overload, above). What could be served was measured once, cold, with a beginning and an end: cLLM answered
 the bursts of four times that at 0.55 to 0.86 a second.
@@ -425,7 +427,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-mixed-small-c16": "2026-11-30 7459a21f53",
     "peers-mixed-small-c8": "2026-11-30 a71bf62a23",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
-    "peers-overload-1x-c8": "2026-11-30 ad26a79533",
+    "peers-overload-1x-c8": "2026-11-30 2b808f729b",
     "peers-overload-2x-c8": "2026-11-30 8d1a0b991d",
     "peers-overload-4x-c8": "2026-11-30 ad26a79533",
     "peers-seed-160x5": "2026-11-27 164e1040b0",
