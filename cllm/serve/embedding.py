@@ -74,7 +74,6 @@ class EmbedLoop:
         self._pace = Pace()
         self._service = Service()  # in the time that it has, generation's turns included
         self._waiters: dict[Job, trio.Event] = {}
-        self._n_of_key: Counter[str] = Counter()  # of these
         self._weights = dict(key_weights or {})
         self._work = trio.Event()
         self._stopping = False
@@ -88,18 +87,21 @@ class EmbedLoop:
         """
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
-        has_room = finds_room(key, self._n_of_key, self._n_jobs_max, self._weights)
-        if not (has_room and finds_room(key, self._n_tokens_of_key(), N_TOKENS_MAX, self._weights)):
+        n_jobs_of, n_tokens_of = self._waiting_of_keys()
+        has_room = finds_room(key, n_jobs_of, self._n_jobs_max, self._weights)
+        if not (has_room and finds_room(key, n_tokens_of, N_TOKENS_MAX, self._weights)):
             rate = self._service.rate
             empty_in_s = 0.0 if rate is None else sum(job.n_tokens_left for job in self._waiters) / rate
             raise Unavailable("the queue is full", retry_after_s=bearable(empty_in_s), code="queue_full")
 
-    def _n_tokens_of_key(self) -> Counter[str]:
-        """Of requests that are not answered yet, whose inputs are all kept until then."""
+    def _waiting_of_keys(self) -> tuple[Counter[str], Counter[str]]:
+        """Requests that are not answered yet, by key, and their tokens, which are all kept until then."""
+        n_jobs: Counter[str] = Counter()
         n_tokens: Counter[str] = Counter()
         for job in self._waiters:
+            n_jobs[job.key] += 1
             n_tokens[job.key] += job.n_tokens
-        return n_tokens
+        return n_jobs, n_tokens
 
     async def vectors(self, inputs: Sequence[Tokens], key: str = "") -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.
@@ -109,14 +111,12 @@ class EmbedLoop:
         self.check_room(key)
         job = self.scheduler.submit(inputs, key)
         done = self._waiters[job] = trio.Event()
-        self._n_of_key[key] += 1
         if not self._work.is_set():
             self._progress_at = trio.current_time()
             self._work.set()
         try:
             await done.wait()
         finally:
-            self._n_of_key -= Counter((key,))  # which leaves out who has none
             if self._waiters.pop(job, None) is not None:  # it leaves before it was told anything
                 self.scheduler.cancel(job)
                 done.set()

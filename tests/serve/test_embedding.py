@@ -241,4 +241,4 @@ async def test_a_key_does_not_shut_another_out_of_the_queue() -> None:
                 with pytest.raises(Unavailable):
                     loop.check_room("other")  # it has its half
                 go_on.set()
-            assert not loop._n_of_key
+            assert loop.n_waiting == 0
