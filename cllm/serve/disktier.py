@@ -117,8 +117,13 @@ class DiskTier:
     async def _bring(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> None:
         """Fetch into the pool. What comes later may not take the place of what came first: nobody waits for it there as yet."""
         pool.recalled = key, tokens
+
+        def take(piece: Piece) -> bool:
+            pool.put(piece)
+            return pool.covers(key, piece.tokens, piece.start)
+
         try:
-            await self.fetch(key, tokens, n_have, pool, take=pool.put)
+            await self.fetch(key, tokens, n_have, pool, take=take)
         finally:
             pool.recalled = None
             if (chain := pool.find(key, tokens, n_have)) is not None:
@@ -140,12 +145,12 @@ class DiskTier:
         return 0 if chain is None else chain.end
 
     async def fetch(
-        self, key: Key, tokens: list[int], n_have: int, pool: HostPool, *, take: Callable[[Piece], None] = lambda piece: None
+        self, key: Key, tokens: list[int], n_have: int, pool: HostPool, *, take: Callable[[Piece], bool] = lambda piece: True
     ) -> list[Piece]:
         """Return the pieces that lead further into `tokens` than the `n_have` cells that are known; none if that is not worth a file.
 
-        They are such as `pool` takes, and come to its size at most: later ones would take the place of the first, without which they are
-        of no use.
+        They are such as `pool` takes, and come to its size at most, and behind one that `take` has no room for none is read: later ones
+        would take the place of the first, without which they are of no use.
         """
         chain = self._leads(key, tokens, n_have, pool)
         if chain is None:
@@ -161,8 +166,9 @@ class DiskTier:
             if piece is None:
                 break
             found.append(piece)
-            take(piece)  # at once: what follows may not be waited for
             self.totals.n_hits += len(found) == 1
+            if not take(piece):  # at once: what follows may not be waited for
+                break
         return found
 
     async def _read(self, stored: StoredPiece, key: Key, used_ns: int) -> Piece | None:

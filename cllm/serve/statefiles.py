@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 import attrs
 import numpy as np
 
-from cllm.engine.memory.hostpool import N_BYTES_TOKEN, Piece
+from cllm.engine.memory.hostpool import Piece, n_bytes_of
 from cllm.engine.memory.prefix import Key
 
 SUFFIX: Final = ".cllmkv"
@@ -53,7 +53,7 @@ class StoredPiece:
     @property
     def n_bytes_in_pool(self) -> int:
         """What it costs the host pool."""
-        return self.n_bytes + N_BYTES_TOKEN * len(self.tokens)  # a little more, for what a file has beside the state
+        return n_bytes_of(self.n_bytes, self.start, len(self.tokens))  # a little more, for what a file has beside the state
 
 
 @attrs.frozen

@@ -165,6 +165,15 @@ def test_of_a_chain_that_is_awaited_the_end_goes_before_the_beginning() -> None:
     assert found(pool, text) == (0, 20, [0, 10])
 
 
+def test_a_long_text_in_parts_is_charged_its_beginning_once_but_for_its_places_in_their_lists() -> None:
+    text, pool = list(range(10_000)), make_pool(1 << 30)
+    ends = range(250, len(text) + 1, 250)
+    for end in ends:
+        pool.put(piece(text[:end], end - 250, n_bytes=0))
+    whole = piece(text, n_bytes=0).n_bytes
+    assert pool.n_bytes == whole + sum(8 * (end - 250) for end in ends)
+
+
 def test_a_piece_is_awaited_though_what_is_before_it_is_in_the_models_memory() -> None:
     pool = make_pool(2 * piece(TEXT[:50], 30).n_bytes)
     pool.texts_awaited = lambda: [(KEY, TEXT)]

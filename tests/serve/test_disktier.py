@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from cllm.config import Settings
-from cllm.engine.memory.hostpool import N_BYTES_TOKEN, HostPool, Piece
+from cllm.engine.memory.hostpool import HostPool, Piece, n_bytes_of
 from cllm.engine.memory.prefix import Key
 from cllm.engine.memory.prices import Prices
 from cllm.errors import StepFailed
@@ -80,7 +80,7 @@ async def test_no_more_is_read_than_has_room_together_for_the_first_pieces_are_o
     tier = open_tier(tmp_path)
     tier.offer(pieces)
     await tier.write_owed()
-    n_bytes = [path_of(tmp_path, one).stat().st_size + N_BYTES_TOKEN * len(one.tokens) for one in pieces]
+    n_bytes = [n_bytes_of(path_of(tmp_path, one).stat().st_size, one.start, len(one.tokens)) for one in pieces]
     assert await fetched(tier, TEXT, n_bytes_max=sum(n_bytes)) == [one.state for one in pieces]
     assert await fetched(tier, TEXT, n_bytes_max=sum(n_bytes[:3]) - 1) == [one.state for one in pieces[:2]]
     assert tier.totals.n_reads == 6
@@ -89,7 +89,7 @@ async def test_no_more_is_read_than_has_room_together_for_the_first_pieces_are_o
 @pytest.mark.parametrize("n_awaited", [0, 2])
 async def test_what_is_brought_in_does_not_take_its_own_beginnings_place(tmp_path: Path, n_awaited: int) -> None:
     pieces = [piece(TEXT[: 100 * (i + 1)], 100 * i) for i in range(4)]
-    others = [piece(list(range(start, start + 100)), n_bytes=10_000) for start in (5000, 6000)]
+    others = [piece(list(range(start, start + 100)), n_bytes=4000) for start in (5000, 6000)]
     tier = open_tier(tmp_path)
     tier.offer(pieces)
     await tier.write_owed()

@@ -10,7 +10,8 @@ import attrs
 from cllm.engine.memory.pieces import Chain, PieceTree
 from cllm.engine.memory.prefix import Key
 
-N_BYTES_TOKEN = 40  # what a token of a piece's path costs beside its state, about
+N_BYTES_TOKEN = 40  # what a token of a piece's own cells costs beside its state, about: a number, its place in lists and in the tree
+N_BYTES_BEFORE = 8  # and one before these, whose number is that of the piece that it goes on from
 Text = tuple[Key, list[int]]
 
 
@@ -31,7 +32,12 @@ class Piece:
     @property
     def n_bytes(self) -> int:
         """What it costs to keep."""
-        return len(self.state) + N_BYTES_TOKEN * len(self.tokens)
+        return n_bytes_of(len(self.state), self.start, len(self.tokens))
+
+
+def n_bytes_of(n_bytes_state: int, start: int, end: int) -> int:
+    """What a piece costs with a state of so many bytes for its tokens from `start` to `end`."""
+    return n_bytes_state + N_BYTES_BEFORE * start + N_BYTES_TOKEN * (end - start)
 
 
 @attrs.define(eq=False)
