@@ -182,3 +182,21 @@ def test_nobody_waits_for_the_turn_of_who_is_under_another_suspicion() -> None:
     assert trials.companions(tried, running) == [tried]
     assert trials.companions(other, running) == [other]
     assert trials.companions(later, running) == []
+
+
+def test_who_parts_before_what_a_step_computes_is_not_compared_when_somebody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a document that is computed already everybody has all, which is of no use; a hundred of them would hold up every cancel."""
+    model, compared = FakeModel(n_cells=20_000), []
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=1, row_budget=100)), model.vocabulary)
+    document = [40 + i % 80 for i in range(350)]
+    seq_ids = [scheduler.submit(spec([*document, *own]), 0.0) for own in (range(40, 120), *([130 + i, 40] for i in range(32)))]
+    seq_ids.append(scheduler.submit(spec([*document, *range(40, 120), 7]), 0.0))
+    first, *others, alike = (scheduler._sequences[seq_id] for seq_id in seq_ids)
+    while first.n_computed <= len(document):
+        run_step(scheduler, model)
+    n_common = following.n_common
+    monkeypatch.setattr(following, "n_common", lambda *given: compared.append(given) or n_common(*given))  # type: ignore[arg-type]
+    prompts = [(first, 20)]
+    assert not any(following.is_of_use(prompts, other, can_trim=True) for other in others)
+    assert compared == []
+    assert following.is_of_use(prompts, alike, can_trim=True)

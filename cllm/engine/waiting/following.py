@@ -138,11 +138,11 @@ def is_of_use(prompts: Seq[tuple[Sequence, int]], sequence: Sequence, *, can_tri
     """
     if not sequence.may_share:
         return False
-    return any(
-        _n_common(one, sequence) >= max(one.n_computed + (1 if can_trim else n_rows), N_COMMON_LEAST)
-        for one, n_rows in prompts
-        if _could_share(one, sequence)
-    )
+    for one, n_rows in prompts:
+        n_wanted = max(one.n_computed + (1 if can_trim else n_rows), N_COMMON_LEAST)
+        if _could_share(one, sequence) and _may_have(one, sequence, n_wanted) and _n_common(one, sequence) >= n_wanted:
+            return True
+    return False
 
 
 def _n_common(leader: Sequence, sequence: Sequence) -> int:
