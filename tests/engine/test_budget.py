@@ -134,3 +134,16 @@ def test_a_long_prompt_is_priced_by_the_steps_that_are_fastest_deep_in_it() -> N
 def test_while_nobody_generates_a_long_prompt_is_computed_in_full_tiles(depth: int, apart: bool) -> None:
     _, budget = budget_on(CURVE, apart=apart)
     assert budget.n_rows(0, 1, depth, n_owed=3000, depth=depth) % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("n_keys", "n_running", "n_owed", "all_go"),
+    [(1, 1, 128, True), (1, 1, 512, False), (1, 8, 512, True), (2, 1, 64, True), (2, 1, 128, False), (2, 8, 512, False)],
+)
+def test_prompts_alone_go_together_for_a_second_or_48_steps_of_answers_and_for_a_third_of_one_where_several_keys_ask(
+    n_keys: int, n_running: int, n_owed: int, all_go: bool
+) -> None:
+    _, budget = budget_on(CURVE, apart=False)
+    n_rows = budget.n_rows(0, n_running, 100, n_owed=n_owed, n_keys=n_keys)
+    assert (n_rows == n_owed) is all_go
+    assert all_go or n_rows >= 64, "else in the size that is computed fastest"

@@ -50,8 +50,8 @@ PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
 # prompts of 32 rows beside a flood, the four slowest had been cut into 27 or 28 rows and the rest, which took 0.38 to 0.48 s in two steps.
 PACE_LIGHT_END = 1.25
 # When nobody generates, only a newcomer waits for a step's end. If all prompts that are here end in it, they generate together from then
-# on, where half of them would let the others wait in small steps: eight that came at once had 1.06 times the tokens/s. It may take so long
-# in any case, and where only one key asks, for short prompts until what comes last: no longer than so many steps in which all generate.
+# on, where half of them would let the others wait in small steps: eight that came at once had 1.06 times the tokens/s. Where only one key
+# asks it may take so long in any case, and for short prompts until what comes last: no longer than so many steps in which all generate.
 # Prompts of 32 tokens take as long as 12 to 26 of those, by seven curves of one machine: with a limit of 24 it was chance whether they went
 # in pieces. Who comes meanwhile waits for the step's end: a prompt no shorter than these would be computed after them in any case, while a
 # shorter one, another key's and one of a higher priority would not have waited for all of them.
