@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cllm.backend import Backend, Embedder, Probe, StepModel, StreamModel, Vocabulary
 
 GROUP: Final = "cllm.backends"
+OWN: Final = "cllm"  # the distribution that has the built-in ones
 STEP_MODEL: Final = ("vocabulary", "info", "capabilities", "n_cells", "n_cells_slot", "n_slots", "n_rows_max", "step", "drop", "close")
 """What no `StepModel` can do without, whatever its capabilities are."""
 STREAM_MODEL: Final = ("vocabulary", "info", "n_live_max", "n_ctx", "heeds", "open", "start", "cancel", "close")
@@ -142,17 +143,23 @@ def checked_model(model: StepModel | StreamModel) -> StepModel | StreamModel:
         return model
     if hasattr(model, "start"):
         missing = [name for name in STREAM_MODEL if not hasattr(model, name)]
-    close: Any = getattr(model, "close", None)
-    if callable(close):
-        with suppress(Exception):  # what is said of it comes first
-            call_foreign(close)
+    _close(model)
     raise LoadFailed(f"the backend's load gave {_what(model)}, which is no model: it has no {', '.join(missing)}")
 
 
 def check_embedder(embedder: Embedder) -> None:
-    """Raises: LoadFailed when what a backend gave for vectors is no embedder."""
+    """Raises: LoadFailed when what a backend gave for vectors is no embedder, after it was closed if that can be."""
     if missing := [name for name in EMBEDDER if not hasattr(embedder, name)]:
+        _close(embedder)  # before its model, whose memory it may use
         raise LoadFailed(f"the backend gave {_what(embedder)} for vectors, which is no embedder: it has no {', '.join(missing)}")
+
+
+def _close(thing: object) -> None:
+    """Have what is of no use give back what it holds, if it can."""
+    close: Any = getattr(thing, "close", None)
+    if callable(close):
+        with suppress(Exception):  # what is said of it comes first
+            call_foreign(close)
 
 
 def vocabulary_of(model: StreamModel) -> Vocabulary | None:
@@ -164,11 +171,13 @@ def vocabulary_of(model: StreamModel) -> Vocabulary | None:
 
 
 def _load_vocabulary(path: str) -> Vocabulary:
-    """Read a file's vocabulary with whichever backend can."""
+    """Read a file's vocabulary with whichever backend can: our own are looked at first, so that no other one's driver comes in."""
     from cllm.backend import LoadsVocabularies
 
     failure: BackendError | None = None
-    for found in probe_backends():
+    listed = list_backends()
+    for one in sorted(listed, key=lambda one: one.distribution != OWN):
+        found = _probe(one, [other for other in listed if other.name == one.name])
         if found.available and isinstance(found.backend, LoadsVocabularies):
             try:
                 return call_foreign(found.backend.load_vocabulary, path)

@@ -251,6 +251,14 @@ def test_the_built_in_backends_come_through_the_same_door() -> None:
     assert {"llama-cpu", "llama-gpu"} <= {one.name for one in registry.list_backends()}
 
 
+def test_what_is_no_embedder_is_closed_and_told_what_it_lacks() -> None:
+    """Its memory may be its model's, which is closed behind it."""
+    half: Any = Half(**dict.fromkeys(name for name in registry.EMBEDDER if name not in ("pair", "close")))
+    with pytest.raises(LoadFailed, match=r"is no embedder: it has no pair$"):
+        registry.check_embedder(half)
+    assert half.n_closed == 1
+
+
 READS = backend_source() + "    def load_vocabulary(self, path):\n        {}\n"
 READS_NOTHING = "from cllm.errors import LoadFailed; raise LoadFailed('no SentencePiece file')"
 CANNOT_READ = "raise ValueError('four bytes are missing')"
@@ -269,4 +277,14 @@ def test_a_files_vocabulary_is_read_by_the_first_that_can(install: Install, body
     with pytest.raises(LoadFailed, match=told):
         registry.vocabulary_of(model)
     install("llama-cpu", READS.format("return 'of ' + path"))
+    assert registry.vocabulary_of(model) == "of m.gguf"  # type: ignore[comparison-overlap]
+
+
+def test_a_files_vocabulary_brings_no_other_backends_driver_in_where_our_own_can_read_it(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = SimpleNamespace(vocabulary=FileVocabulary("m.gguf"))
+    install("acme", source="raise KeyboardInterrupt('it was imported')")
+    install("llama-cpu", READS.format("return 'of ' + path"), distribution="own")
+    monkeypatch.setattr(registry, "OWN", "own")
     assert registry.vocabulary_of(model) == "of m.gguf"  # type: ignore[comparison-overlap]

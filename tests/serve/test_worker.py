@@ -31,7 +31,17 @@ from cllm.engine.memory.pieces import Chain
 from cllm.engine.memory.prices import Prices
 from cllm.engine.sampling.dry import TokenSet
 from cllm.engine.sampling.params import SamplingParams
-from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed, Unavailable
+from cllm.errors import (
+    Aborted,
+    DeadlineExceeded,
+    GenerationFailed,
+    LoadAborted,
+    LoadFailed,
+    ModelDied,
+    StepFailed,
+    TokenizeFailed,
+    Unavailable,
+)
 from cllm.serve.disktier import DiskTier
 from cllm.serve.worker import frames, start
 from cllm.serve.worker import life as workerlife
@@ -539,7 +549,7 @@ async def test_whatever_panics_in_the_worker_costs_the_request_that_it_panicked_
     panicking.prompt.extend([65, mortal.PANIC, 66])  # type: ignore[attr-defined]
     pid = model.pid
     async with serving(model) as running:
-        with pytest.raises(TokenizeFailed, match="Panic: called unwrap on nothing"):
+        with pytest.raises(StepFailed, match="Panic: called unwrap on nothing"):
             await running.engine.tokenize(mortal.PANICKING_TEXT, add_special=False, parse_special=False)
         assert await running.engine.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
         given, failed = await answers(running, make_spec("the sea", 8), panicking)
@@ -737,6 +747,17 @@ def test_an_answer_of_the_tokeniser_for_which_there_is_no_memory_is_nobody_elses
     with pytest.raises(Ended):
         WorkerVocabulary(facts, lambda _s: process)._answer(process, frames.Tokenize(b"a", True, True), "short")
     assert slain == [MemoryError], "what is left of it stands in the socket"
+
+
+@pytest.mark.parametrize(("error", "raised"), [("TokenizeFailed", TokenizeFailed), ("AttributeError", StepFailed)])
+def test_what_the_tokeniser_does_wrong_by_itself_is_not_laid_to_the_text(error: str, raised: type[Exception]) -> None:
+    """As in this process, where it is a server's error, which is logged; the text's is the client's."""
+    channel = SimpleNamespace(send=lambda _wish: None, receive=lambda: frames.Failed(error, "no such field"))
+    process: Any = SimpleNamespace(short=channel, texts_under_way={})
+    facts: Any = SimpleNamespace(**dict.fromkeys(frames.VocabularyFacts.__struct_fields__))
+    with pytest.raises(raised, match="no such field"):
+        WorkerVocabulary(facts, lambda _s: process)._answer(process, frames.Tokenize(b"a", True, True), "short")
+    assert process.texts_under_way == {"short": False}
 
 
 def test_a_load_can_be_given_up() -> None:

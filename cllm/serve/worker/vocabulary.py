@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from cllm.errors import BackendError, ModelDied, TokenizeFailed
+from cllm.errors import ModelDied, TokenizeFailed
 from cllm.serve.worker import frames
 from cllm.serve.worker.crossing import error_of
 from cllm.serve.worker.frames import Ended
@@ -93,8 +93,7 @@ class WorkerVocabulary:
             raise Ended("there is no memory for what it tells") from lack
         process.texts_under_way[kind] = False
         if isinstance(answer, frames.Failed):
-            error: BackendError = error_of(answer)
-            raise error if isinstance(error, TokenizeFailed | ModelDied) else TokenizeFailed(str(error))
+            raise error_of(answer)  # of the text, or of the tokeniser's own doing: as it would be in this process
         tokens: list[int] = np.frombuffer(answer.data, np.int32).tolist()
         return tokens
 
