@@ -236,7 +236,7 @@ async def _open_unread(
     def sent() -> UnreadPrompt:
         prompts.check_texts_fit(model, conversation.messages)
         check_toolbox(conversation.toolbox, name=name, parameters=parameters)
-        chat = _as_sent(conversation)
+        chat = _as_sent(conversation, model.heeds or frozenset())
         if chat.strict and "strict" not in (model.heeds or ()):
             raise NotHeeded("this model's backend cannot do tools that are strict", param="tools")
         return UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools]), model.n_ctx)
@@ -253,8 +253,8 @@ async def _open_unread(
         raise NotHeeded(f"this model's backend cannot do {own_name}", param=own_name) from error
 
 
-def _as_sent(conversation: Conversation) -> StreamChat:
-    """The conversation for a model that writes it by itself. Raises: NotHeeded · InvalidRequest."""
+def _as_sent(conversation: Conversation, heeds: frozenset[str]) -> StreamChat:
+    """The conversation for a model that writes it by itself and heeds `heeds` of it. Raises: NotHeeded · InvalidRequest."""
     prompts.check_variables(conversation.variables)
     _check_can_go_on(conversation)
     thinking, toolbox = conversation.thinking, conversation.toolbox
@@ -263,17 +263,27 @@ def _as_sent(conversation: Conversation) -> StreamChat:
         raise NotHeeded(f"this model's backend cannot do {name}", param=name)
     if not (conversation.add_generation_prompt or conversation.continue_final_message):
         raise NotHeeded("this model's backend cannot do add_generation_prompt", param="add_generation_prompt")
-    switch = {} if thinking.wanted is None or thinking.effort is not None else {"enable_thinking": thinking.wanted}
+    effort, switch = _reasoning_as_sent(thinking, heeds)
     return StreamChat(
         messages=conversation.messages,
         tools=[_tool_as_sent(tool) for tool in toolbox.tools] if toolbox.is_open else (),
         tool_choice=_tool_choice(toolbox),
         parallel_tool_calls=toolbox.parallel or not toolbox.is_open,
-        reasoning_effort=thinking.effort,
+        reasoning_effort=effort,
         template_variables={**switch, **conversation.variables},
         continue_final_message=conversation.continue_final_message,
         strict=toolbox.is_open and any(tool.strict for tool in toolbox.callable),
     )
+
+
+def _reasoning_as_sent(thinking: Thinking, heeds: frozenset[str]) -> tuple[str | None, dict[str, Any]]:
+    """The effort and the variables of a template that say what is wanted, in the words that the model heeds where it does not heed both."""
+    heeds_effort, heeds_switch = "reasoning_effort" in heeds, "template_variables" in heeds
+    if heeds_effort and not heeds_switch:  # that it is to reason goes without saying
+        return ("none" if thinking.wanted is False else thinking.effort), {}
+    if thinking.effort is None or (thinking.effort == "none" and heeds_switch and not heeds_effort):
+        return None, {} if thinking.wanted is None else {"enable_thinking": thinking.wanted}
+    return thinking.effort, {}
 
 
 def _tool_as_sent(tool: Tool) -> dict[str, Any]:

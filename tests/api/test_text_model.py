@@ -288,6 +288,41 @@ def test_what_it_does_not_heed_of_reasoning_is_refused_by_the_surfaces_name(
     assert model.started == []
 
 
+OF_REASONING: list[tuple[str, dict[str, Any]]] = [
+    ("/api/chat", {"think": False}),
+    ("/v1/messages", {"max_tokens": 9, "thinking": {"type": "disabled"}}),
+    (CHAT, {"reasoning_budget": 0}),
+    (CHAT, {"reasoning_effort": "none"}),
+    ("/api/chat", {"think": True}),
+]
+OFF, ON = (None, {"enable_thinking": False}), (None, {"enable_thinking": True})
+NONE, NOTHING = ("none", {}), (None, {})
+
+
+@pytest.mark.parametrize(
+    ("heeds", "said"),
+    [
+        ({"reasoning_effort"}, [NONE, NONE, NONE, NONE, NOTHING]),
+        ({"template_variables"}, [OFF, OFF, OFF, OFF, ON]),
+        ({"reasoning_effort", "template_variables"}, [OFF, OFF, OFF, NONE, ON]),
+        (set(), [400] * 5),
+    ],
+    ids=["efforts", "switches", "both", "neither"],
+)
+def test_whether_it_is_to_reason_is_said_in_the_words_that_it_heeds(heeds: set[str], said: list[Any]) -> None:
+    model = Told()
+    model.heeds = model.heeds - {"template_variables"} | heeds
+    model.events = [StreamText(0, "a"), StreamEnd(0, usage=USAGE)]
+    told: list[Any] = []
+    with live_server(StreamsOnly(model)) as url:
+        for path, fields in OF_REASONING:
+            status, _, _ = post(url + path, hello(**fields))
+            chat = model.started[-1].chat if status == 200 else None
+            told.append(status if chat is None else (chat.reasoning_effort, dict(chat.template_variables)))
+    model.close()
+    assert told == said
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"logprobs": 4}, "logprobs"), ({"logprobs": 1, "echo": True}, "echo"), ({"prompt_logprobs": 1}, "prompt_logprobs")],

@@ -95,6 +95,7 @@ def gives_up(asked: Any) -> None:
 
 BEFORE = {
     "500": (status(500), 500),
+    "424": (status(424, {"error": "Request failed during generation: CUDA error", "error_type": "generation"}), 500),
     "502": (status(502, b"<html>Bad Gateway</html>"), 500),
     "redirect": (status(302, None, "Location: http://127.0.0.1:1/"), 500),
     "401": (status(401), 500),
@@ -166,19 +167,55 @@ def test_what_none_of_them_serves_is_not_supported_and_no_trouble(make_faulty: A
     assert " failed: " not in caplog.text
 
 
-@pytest.mark.parametrize(("code", "expected"), [(400, 400), (429, 429), (500, 500)])
-def test_an_error_in_a_stream_that_has_told_nothing_is_what_its_code_says(
-    faulty: Any, make_front: Any, caplog: Any, code: int, expected: int
-) -> None:
+def error_at_once(event: dict[str, Any]) -> Callable[[Any], None]:
     def tell(asked: Any) -> None:
         asked.begin()
-        asked.event({"error": {"message": "out of memory", "code": code}})
+        asked.event(event)
 
-    faulty.behave = tell
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        ({"error": {"message": "out of memory", "code": 400}}, 400),
+        ({"error": {"message": "out of memory", "code": "400"}}, 400),
+        ({"error": {"message": "out of memory", "code": 429}}, 429),
+        ({"error": {"message": "out of memory", "code": 500}}, 500),
+        ({"error": {"message": "out of memory", "code": "no_memory"}}, 500),
+        ({"error": {"message": "out of memory", "http_status_code": 422}}, 400),
+        ({"error": {"message": "out of memory", "http_status_code": 424}}, 500),
+        ({"error": {"message": "out of memory", "http_status_code": 429}}, 429),
+        ({"error": "out of memory", "error_type": "validation"}, 400),
+        ({"error": "out of memory", "error_type": "template_error"}, 400),
+        ({"error": "out of memory", "error_type": "missing_template_variable"}, 400),
+        ({"error": "out of memory", "error_type": "tool_error"}, 400),
+        ({"error": "out of memory", "error_type": "overloaded"}, 429),
+        ({"error": "out of memory", "error_type": "generation"}, 500),
+    ],
+    ids=str,
+)
+def test_an_error_in_a_stream_that_has_told_nothing_is_what_its_code_says(
+    faulty: Any, make_front: Any, caplog: Any, event: dict[str, Any], expected: int
+) -> None:
+    faulty.behave = error_at_once(event)
     reply = make_front(faulty.url).chat()
     assert reply.status == expected
-    assert ("out of memory" in reply.error["message"]) == (code == 400)
-    assert ("out of memory" in caplog.text) == (code == 500)
+    assert ("out of memory" in reply.error["message"]) == (expected == 400)
+    assert ("out of memory" in caplog.text) == (expected == 500)
+
+
+@pytest.mark.parametrize(
+    "event", [{"error": "too long", "error_type": "validation"}, {"error": {"message": "too long", "http_status_code": 422}}], ids=str
+)
+def test_what_one_refuses_in_a_stream_no_other_is_asked_for(make_faulty: Any, make_front: Any, event: dict[str, Any]) -> None:
+    servers = [make_faulty(), make_faulty()]
+    for server in servers:
+        server.behave = error_at_once(event)
+    front = make_front(*(server.url for server in servers), health_s="60")
+    reply = front.chat()
+    assert (reply.status, reply.error["message"], sum(len(server.asked) for server in servers)) == (400, "too long", 1)
+    assert [upstream.n_failures for upstream in front.model.pool.upstreams] == [0, 0]
 
 
 @pytest.mark.parametrize("fault", DURING)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import trio
 
 from cllm.errors import LoadFailed
+from cllm_backend_upstream import model as upstream_model
+
+WAIT_S = 120.0  # ends a test that hangs
 
 
 @pytest.mark.parametrize(
@@ -121,5 +126,66 @@ def test_logprobs_that_it_does_not_tell_are_not_left_out_in_silence(faulty: Any,
     assert faulty.left.wait(120)
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("ollama", ("none", None)),
+        ("openai", ("none", None)),
+        ("other", ("none", None)),
+        ("llamacpp", (None, {"enable_thinking": False})),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"think": False}),
+        ("/v1/messages", {"thinking": {"type": "disabled"}, "max_tokens": 5}),
+        ("/v1/chat/completions", {"reasoning_effort": "none"}),
+    ],
+    ids=["ollama's", "anthropic's", "openai's"],
+)
+def test_no_reasoning_is_asked_for_in_the_words_of_each_kind(
+    faulty: Any, make_front: Any, kind: str, told: Any, path: str, fields: dict[str, Any]
+) -> None:
+    front = make_front(faulty.url, kind=kind)
+    assert front.post(path, {"messages": [{"role": "user", "content": "hello"}], **fields}).status == 200
+    assert tuple(faulty.asked[0].body.get(name) for name in ("reasoning_effort", "chat_template_kwargs")) == told
+
+
 def test_the_operator_may_know_better(faulty: Any, make_front: Any) -> None:
     assert make_front(faulty.url, kind="llamacpp").chat(top_k=3).status == 200
+
+
+def test_a_thread_that_cannot_begin_is_a_load_that_has_failed(faulty: Any, make_model: Any, monkeypatch: Any, caplog: Any) -> None:
+    model = make_model(faulty.url)
+
+    def fail(_main: Any) -> NoReturn:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(trio, "run", fail)
+    with pytest.raises(LoadFailed, match="did not begin"):
+        model.open(lambda _event: None)
+    assert "too many open files" in caplog.text
+    model.close()
+    assert not model._thread.is_alive()
+
+
+def test_one_that_begins_when_it_was_given_up_ends_at_once(faulty: Any, make_model: Any, monkeypatch: Any) -> None:
+    model = make_model(faulty.url)
+    run, join, is_its_turn = trio.run, model._thread.join, threading.Event()
+
+    def run_late(main: Any) -> None:
+        assert is_its_turn.wait(WAIT_S)
+        run(main)
+
+    def join_late() -> None:
+        is_its_turn.set()
+        join(WAIT_S)
+
+    monkeypatch.setattr(trio, "run", run_late)
+    monkeypatch.setattr(upstream_model, "START_S", 0.01)
+    monkeypatch.setattr(model._thread, "join", join_late)
+    with pytest.raises(LoadFailed, match="did not begin"):
+        model.open(lambda _event: None)
+    model.close()
+    assert not model._thread.is_alive()

@@ -10,16 +10,19 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
+from trio.testing import MockClock
 
 from cllm.backend import ModelSpec, StreamCall, StreamChat, StreamForm, StreamLogprob, StreamRequest, StreamUsage
 from cllm.errors import LoadFailed, NotHeeded, NotSupported
 from cllm_backend_upstream.answers import DONE, Answer
 from cllm_backend_upstream.asking import body_of, path_of
 from cllm_backend_upstream.failures import Broken, Busy, Garbled, KeyRefused, Unreachable
-from cllm_backend_upstream.health import check
+from cllm_backend_upstream.health import check, watch
 from cllm_backend_upstream.kinds import KINDS
 from cllm_backend_upstream.lines import N_LINE_MAX, EventLines
 from cllm_backend_upstream.options import KEY_VARIABLE, options_of
+from cllm_backend_upstream.places import Places
 from cllm_backend_upstream.pool import Pool
 from cllm_backend_upstream.statuses import RETRY_AFTER_S, RETRY_AFTER_S_MAX, retry_after_s
 
@@ -92,6 +95,13 @@ def test_pieces_of_several_calls_find_theirs() -> None:
     other = {"index": 3, "id": "b", "function": {"name": "go", "arguments": "{}"}}  # Ollama gives all the same index
     told = [answer.take(chunk(delta={"tool_calls": [call]})) for call in (begun, more, other)]
     assert [text.calls for text in told if text] == [(StreamCall(0, "look"),), (StreamCall(0, "", "{}"),), (StreamCall(1, "go", "{}"),)]
+
+
+def test_a_call_that_comes_without_a_list_is_one() -> None:
+    answer = Answer(0)
+    functions = ({"name": "look", "arguments": "{"}, {"name": None, "arguments": "}"})
+    told = [answer.take(chunk(delta={"tool_calls": {"index": 0, "id": "", "function": function}})) for function in functions]
+    assert [text.calls for text in told if text] == [(StreamCall(0, "look", "{"),), (StreamCall(0, "", "}"),)]
 
 
 def test_an_answer_is_whole_only_if_its_end_was_told() -> None:
@@ -284,6 +294,22 @@ async def test_one_that_is_asked_too_often_is_well_and_one_that_has_no_health_is
     assert (upstream.is_well, asked) == (True, paths)
 
 
+async def test_one_that_never_answers_holds_up_no_check_of_another(autojump_clock: MockClock) -> None:
+    asked: list[float] = []
+
+    class Scripted:
+        async def get(self, url: str) -> bytes:
+            if url.startswith("http://a"):
+                await trio.sleep_forever()
+            asked.append(trio.current_time())
+            return b""
+
+    pool = Pool(["http://a", "http://b"])
+    with trio.move_on_after(12):
+        await watch(pool, Places(pool), Scripted(), read("http://a,http://b"), KINDS["vllm"])  # type: ignore[arg-type]
+    assert asked == [0.0, 5.0, 10.0]
+
+
 @pytest.mark.parametrize("was_well", [True, False])
 async def test_one_that_refuses_the_key_for_its_list_is_there(was_well: bool) -> None:
     class Scripted:
@@ -374,11 +400,13 @@ def test_stop_strings_of_conversations_are_not_sent_to_who_looks_for_them_in_rea
     assert ("stop" in asked(StreamRequest(chat=chat, stop=("x",)), kind)) is (kind in ("openai", "cllm", "other"))
 
 
+@pytest.mark.parametrize("kind", ["openai", "cllm", "vllm", "ollama", "other"])
 @pytest.mark.parametrize(
-    ("kind", "told"), [("openai", "xhigh"), ("cllm", "xhigh"), ("vllm", "high"), ("ollama", "high"), ("other", "high")]
+    ("effort", "nearest"), [("none", "none"), ("minimal", "low"), ("low", "low"), ("high", "high"), ("xhigh", "high"), ("max", "high")]
 )
-def test_efforts_that_are_not_known_everywhere_are_high_where_they_would_be_refused(kind: str, told: str) -> None:
-    chat = StreamChat(messages=[{"role": "user", "content": "hello"}], reasoning_effort="xhigh")
+def test_an_effort_that_is_not_known_everywhere_is_the_nearest_one_where_it_would_be_refused(kind: str, effort: str, nearest: str) -> None:
+    chat = StreamChat(messages=[{"role": "user", "content": "hello"}], reasoning_effort=effort)
+    told = effort if kind in ("openai", "cllm") else nearest
     assert asked(StreamRequest(chat=chat, n_tokens_max=3), kind)["reasoning_effort"] == told
 
 

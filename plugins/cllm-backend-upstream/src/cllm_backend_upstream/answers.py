@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import attrs
 import msgspec
@@ -17,6 +19,14 @@ from cllm_backend_upstream.statuses import complaint, what_it_means
 DONE = b"[DONE]"
 _CUT = ("length", "max_tokens", "model_length", "content_filter")
 _FAILED = ("error", "abort")
+_STATUS: Final = re.compile("[45][0-9]{2}")
+_STATUSES: Final = {  # of the errors that TGI names only; it has no status for the others, which are its own
+    "validation": 422,
+    "template_error": 422,
+    "missing_template_variable": 422,
+    "tool_error": 422,
+    "overloaded": 429,
+}
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
@@ -36,7 +46,11 @@ class _Delta(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None  # what vLLM and Ollama call it
     refusal: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_Call] | _Call | None = None  # one by itself is what TGI tells before its 3.1
+
+    @property
+    def calls(self) -> Sequence[_Call]:
+        return (self.tool_calls,) if isinstance(self.tool_calls, _Call) else self.tool_calls or ()
 
 
 class _Choice(msgspec.Struct):
@@ -66,6 +80,7 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
+    error_type: str | None = None  # beside it, from TGI
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
@@ -96,17 +111,17 @@ class Answer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Garbled("a chunk that is none") from error
         if chunk.error is not None:
-            raise self._failure(chunk.error, data)
+            raise self._failure(chunk, data)
         if chunk.choices is None and chunk.usage is None:
             raise Garbled("a chunk that is none")
         if chunk.usage is not None:
             self._usage = _used(chunk.usage) or self._usage
         return self._choice(chunk.choices[0]) if chunk.choices else None
 
-    def _failure(self, error: Any, data: bytes) -> Failure | RequestError:
+    def _failure(self, chunk: _Chunk, data: bytes) -> Failure | RequestError:
         """What an error in the stream means. Before anything was told it may stand for a status: the stream had begun with a comment."""
-        status = error.get("code") if isinstance(error, dict) else None
-        if not self.has_begun and isinstance(status, int) and 400 <= status < 600:
+        status = None if self.has_begun else _status(chunk)
+        if status is not None:
             return what_it_means(status, None, data)
         return Broken(f"it told an error in the stream: {complaint(data).message or 'without a word'}")
 
@@ -128,7 +143,7 @@ class Answer:
             self._finish = choice.finish_reason
             self._stop_reason = choice.stop_reason if choice.stop_reason in self.stops else None
         delta = choice.delta or _Delta(content=choice.text)
-        calls = tuple(piece for call in delta.tool_calls or () for piece in self._call(call))
+        calls = tuple(piece for call in delta.calls for piece in self._call(call))
         text = StreamText(
             self.seq_id,
             content=(delta.content or "") + (delta.refusal or ""),
@@ -163,6 +178,13 @@ class Answer:
             raise Garbled("a piece of a call that never began")
         name = (function.name or "") if begins else ""
         return [StreamCall(known[0], name, function.arguments or "")] if begins or function.arguments else []
+
+
+def _status(chunk: _Chunk) -> int | None:
+    """The status that an error in a stream would have had, as far as it says so: by OpenAI's name, by TGI's, or by what TGI calls it."""
+    told = (chunk.error.get("code"), chunk.error.get("http_status_code")) if isinstance(chunk.error, dict) else ()
+    statuses = (int(one) for one in told if isinstance(one, int | str) and _STATUS.fullmatch(str(one)))
+    return next(statuses, _STATUSES.get(chunk.error_type or ""))
 
 
 def _used(usage: _Usage) -> StreamUsage | None:

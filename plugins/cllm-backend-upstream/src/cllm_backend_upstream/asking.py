@@ -19,6 +19,7 @@ SEED_MASK: Final = (1 << 31) - 1  # what every server takes for a seed
 _DEFAULTS: Final = {field.name: field.default for field in attrs.fields(StreamRequest)}
 _AS_THEY_ARE: Final = ("ignore_eos", "cache_salt", "cache_prompt", "repeat_last_n")  # sent by these names, and only where asked for
 _ANY_OBJECT: Final = {"type": "object"}
+_NEAREST_EFFORTS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}  # of those that every server knows
 
 
 def path_of(request: StreamRequest) -> str:
@@ -83,8 +84,8 @@ def _chat(chat: StreamChat, kind: Kind) -> dict[str, Any]:
         if not parallel:
             body["parallel_tool_calls"] = False
     if chat.reasoning_effort is not None:
-        is_known = kind.knows_efforts or chat.reasoning_effort not in ("xhigh", "max")
-        body["reasoning_effort"] = chat.reasoning_effort if is_known else "high"
+        effort = chat.reasoning_effort
+        body["reasoning_effort"] = effort if kind.knows_efforts else _NEAREST_EFFORTS.get(effort, effort)
     return body
 
 

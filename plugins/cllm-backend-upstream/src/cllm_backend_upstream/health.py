@@ -18,17 +18,17 @@ log = logging.getLogger("cllm.upstream")
 
 
 async def watch(pool: Pool, places: Places, exchange: Exchange, options: Options, kind: Kind) -> None:
-    """Check all, for ever."""
+    """Check all, for ever, each by itself: one that accepts and says nothing is no reason to look at the others less often."""
+    async with trio.open_nursery() as nursery:
+        for upstream in pool.upstreams:
+            nursery.start_soon(_watch_one, places, upstream, exchange, kind, options.health_s)
+
+
+async def _watch_one(places: Places, upstream: Upstream, exchange: Exchange, kind: Kind, health_s: float) -> None:
     while True:
-        async with trio.open_nursery() as nursery:
-            for upstream in pool.upstreams:
-                nursery.start_soon(_check_for, places, upstream, exchange, kind)
-        await trio.sleep(options.health_s)
-
-
-async def _check_for(places: Places, upstream: Upstream, exchange: Exchange, kind: Kind) -> None:
-    await check(upstream, exchange, kind)
-    places.settle()
+        await check(upstream, exchange, kind)
+        places.settle()
+        await trio.sleep(health_s)
 
 
 async def check(upstream: Upstream, exchange: Exchange, kind: Kind) -> None:

@@ -42,7 +42,7 @@ class Kind:
     limit: str = "max_tokens"  # of a conversation's answer
     to_the_end: ToTheEnd = ToTheEnd.UNKNOWN
     has_health: bool = False  # a /health that costs nothing: LiteLLM's has every model compute, which is paid for
-    knows_efforts: bool = False  # above "high", which others refuse
+    knows_efforts: bool = False  # below "low" and above "high", which others refuse
     has_bare_schemas: bool = False  # a conversation's `response_format` has the schema by itself, and none stands for any object
     text_schema: str = ""  # where a completion's JSON Schema goes; "": nowhere, it would be ignored
     sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours

@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from cllm.backend import Measure, ModelInfo, StreamBeat, StreamEnd, StreamEvent, StreamRequest
-from cllm.errors import ModelDied, NotHeeded, NotSupported, RequestError
+from cllm.errors import LoadFailed, ModelDied, NotHeeded, NotSupported, RequestError
 from cllm_backend_upstream.answers import Answer
 from cllm_backend_upstream.asking import body_of, path_of
 from cllm_backend_upstream.discovery import Found
@@ -67,10 +67,12 @@ class UpstreamModel:
     # --- what the server calls ----------------------------------------------------------------------------------------
 
     def open(self, tell: Callable[[StreamEvent], None]) -> None:
-        """See `StreamModel.open`."""
+        """See `StreamModel.open`. Raises: LoadFailed."""
         self._tell = tell
         self._thread.start()
         self._runs.wait(START_S)
+        if self._token is None:
+            raise LoadFailed("upstream: the thread that asks the upstreams did not begin")
 
     def start(self, seq_id: int, request: StreamRequest) -> None:
         """See `StreamModel.start`."""
@@ -119,6 +121,8 @@ class UpstreamModel:
             self._nursery = nursery
             self._token = trio.lowlevel.current_trio_token()
             self._runs.set()
+            if self._is_closed:  # it began too late to be told to leave
+                return
             nursery.start_soon(watch, self.pool, self.places, self._exchange, self._options, self._found.kind)
             nursery.start_soon(self._beat)
 

@@ -27,7 +27,7 @@ def what_it_means(status: int, retry_after: str | None, body: bytes) -> Failure 
         return KeyRefused(f"HTTP {status}: it wants to be paid")
     if status == 501 or status in (404, 405):
         return NotSupported(f"the server behind this one does not serve this: {complaint(body).message or status}")
-    if 400 <= status < 500 and status not in (408, 409, 425):
+    if 400 <= status < 500 and status not in (408, 409, 424, 425):  # 424 is what TGI says when computing fails
         return _refusal(complaint(body))
     message = complaint(body).message
     return Broken(f"HTTP {status}: {message}" if message else f"HTTP {status}")
