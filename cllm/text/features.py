@@ -44,7 +44,8 @@ class TemplateFeatures:
     wants_object_arguments: bool  # a tool call's arguments must be an object, not the JSON text that the OpenAI API has
     empty_content: str | None  # the content of a message that only calls tools: None or ""
     wants_short_ids: bool  # the ids of tool calls must be nine letters or digits, or as many at least
-    wants_names_in_ids: bool  # of a call it shows the id and not the name
+    wants_names_in_ids: bool  # of a call it shows the id and not the name, or makes one of the name
+    counts_ids_in_turns: bool  # and these it makes itself, anew in each turn
     takes_several_calls: bool  # in one message, or it shows none at all
     shows_calls: bool  # earlier calls reach the prompt
     written_call: str  # a conversation that ends with a call of `look_up`; "" where it renders none
@@ -192,13 +193,15 @@ class _Prober:
         asked.append({name: result[name] for name in ("role", "content")})
         return [self.shows(messages, tools=tools) for messages in (asked, asked[:2]) for tools in (self.tools, [_tool(_NEEDLE)])]
 
-    def written_call(self) -> tuple[str, bool]:
-        """Return `written_call` and `wants_names_in_ids` of the features."""
-        text = self.shows(self.called()[:2], add_generation_prompt=False)
+    def written_call(self) -> tuple[str, bool, bool]:
+        """Return `written_call`, `wants_names_in_ids` and `counts_ids_in_turns` of the features."""
+        text, named_id = self.shows(self.called()[:2], add_generation_prompt=False), f"functions.{_FUNCTION}:0"
+        if named_id in text and _CALL_ID not in text:  # where a result has the client's id, no call would have the same
+            is_told_apart = _CALL_ID in self.shows(self.called())
+            return text, is_told_apart, is_told_apart
         if _CALL_ID not in text or _FUNCTION in text or self.wants_short_ids():
-            return text, False
-        named = self.called(call_id=f"functions.{_FUNCTION}:0")
-        return self.shows(named[:2], add_generation_prompt=False), True
+            return text, False, False
+        return self.shows(self.called(call_id=named_id)[:2], add_generation_prompt=False), True, False
 
     def call_shapes(self) -> tuple[str | None, bool]:
         """Return `empty_content` and `wants_object_arguments` of the features."""
@@ -246,7 +249,7 @@ def probe(render: Callable[..., str], source: str, variables: frozenset[str], bo
         prober = attrs.evolve(prober, tools=[_tool(_FUNCTION)])
     empty_content, wants_object_arguments = prober.call_shapes()
     prober = attrs.evolve(prober, empty_content=empty_content, as_object=wants_object_arguments)
-    written_call, wants_names_in_ids = prober.written_call()
+    written_call, wants_names_in_ids, counts_ids_in_turns = prober.written_call()
     reasoning_name, joins_reasoning, wants_reasoning_in_parts = prober.reasoning_shape()
     wants_results_with_calls, takes_text_beside_calls, speaker = prober.result_shapes(source)
     with_calls = prober.with_calls()
@@ -272,6 +275,7 @@ def probe(render: Callable[..., str], source: str, variables: frozenset[str], bo
         shows_calls=any(_FUNCTION in text or _CALL_ID in text for text in with_calls) or not any(with_calls),
         written_call=written_call,
         wants_names_in_ids=wants_names_in_ids,
+        counts_ids_in_turns=counts_ids_in_turns,
         reasoning_name=reasoning_name,
         efforts=prober.efforts(source) if EFFORT in variables else (),
         joins_reasoning=joins_reasoning,

@@ -17,6 +17,7 @@ from cllm.text import call_ids
 from cllm.text.arrangement import Message, arranged, together
 from cllm.text.features import REASONING, TemplateFeatures, probe, text_part, thought_part
 from cllm.text.meter import N_COPIES, Meter, RenderLimits
+from cllm.text.plain_schemas import plain
 from cllm.text.sandbox import ChatEnvironment, MeteredContext, TemplateRefused
 
 N_PARTS_MANY: Final = 32  # messages and tools, from which on what a template may make goes by what it is given
@@ -27,6 +28,8 @@ N_MESSAGE_MAX: Final = 500  # characters of what a template may say in an error
 
 # Stands where the final message ends. The space at its end tells whether the template trims.
 _END_MARK: Final = "cLLM-goes-on-from-here "
+
+_STUMBLES: Final = (TypeError, UndefinedError, RecursionError)  # what a template raises that finds something else than it looks for
 
 RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
 """Variables that have a place of their own: a request's `chat_template_kwargs` may set any other."""
@@ -74,6 +77,7 @@ class ChatTemplate:
 
         With `continue_final_message` the prompt ends where the last message, the assistant's, ends so far, within its reasoning if it has
         no more than that and the template shows it; the generation prompt is then left out. `timeout_s`: less time than the limits give.
+        `tools` are told in plainer words where the template stumbles over their schemas.
 
         Raises: InvalidRequest when the template refuses the messages or cannot work with them · TemplateSlow, also where more time than
         `timeout_s` might do · TemplateLimitExceeded · TemplateFailed when it does what it may not.
@@ -82,9 +86,9 @@ class ChatTemplate:
         normal = self.normalize(messages)
         if continue_final_message:
             marked = _marked(normal, self.features.reasoning_name)
-            texts = (self._render(one, timeout_s, tools=tools, add_generation_prompt=False, **kwargs) for one in marked)
+            texts = (self._told(one, timeout_s, tools=tools, add_generation_prompt=False, **kwargs) for one in marked)
             return _cut_at_mark(next((text for text in texts if _END_MARK.strip() in text), ""))
-        return self._render(normal, timeout_s, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+        return self._told(normal, timeout_s, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Return copies of `messages` in the shape that this template can work with.
@@ -96,7 +100,34 @@ class ChatTemplate:
         """
         shapes = _Shapes(self.features)
         normal = [shapes.message(message) for message in messages]
-        return arranged(call_ids.with_names(normal) if self.features.wants_names_in_ids else normal, self.features)
+        if self.features.wants_names_in_ids:
+            normal = call_ids.with_names(normal, in_turns=self.features.counts_ids_in_turns)
+        return arranged(normal, self.features)
+
+    def _told(
+        self, messages: list[Message], timeout_s: float | None, /, *, tools: Sequence[Mapping[str, Any]] | None, **variables: Any
+    ) -> str:
+        """Render with exactly these messages, and where the template stumbles over the tools, with plainer ones in the time that is left.
+
+        Hermes' template never ends with a parameter that may be null, gpt-oss's takes every default beside an `enum` for a text, and
+        Seed-OSS's looks for properties at the root.
+        """
+        ends_at = self._clock() + (self._limits.timeout_s if timeout_s is None else min(timeout_s, self._limits.timeout_s))
+        try:
+            return self._render(messages, timeout_s, tools=tools, **variables)
+        except RequestError as first:
+            if not tools or not isinstance(first.__cause__, _STUMBLES):
+                raise
+            try:
+                return self._render(messages, ends_at - self._clock(), tools=plain(tools), **variables)
+            except RequestError as error:
+                if timeout_s is not None and isinstance(error, TemplateSlow):  # more time might do
+                    raise
+            try:
+                self._render(messages, ends_at - self._clock(), tools=None, **variables)
+            except RequestError:
+                raise first from first.__cause__
+            raise InvalidRequest(f"the chat template cannot render these tools: {_brief(first.__cause__)}", param="tools") from first
 
     def _render(self, messages: list[Message], timeout_s: float | None = None, /, **variables: Any) -> str:
         """Render with exactly these messages."""

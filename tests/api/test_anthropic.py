@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cllm.testing.fake import FakeModel
-from cllm.testing.scripted import ScriptedModel
+from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
 from tests.api.conftest import failing
 
 CHAT_CALL = {"id": "t1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
@@ -223,6 +223,35 @@ async def test_an_input_that_a_client_could_not_read_and_sends_as_text_is_read_a
             answer = await api.post("/v1/messages", body(messages=[{"role": "user", "content": "one"}, called, result]))
             assert answer.status == status
     assert "messages[1].content[0].input" in answer.error["message"]
+
+
+@pytest.mark.parametrize("given", [[], None, {}])
+async def test_an_input_that_is_none_or_an_empty_list_has_nothing_in_it(serve: Any, given: Any) -> None:
+    asked = {"role": "user", "content": "one"}
+    called, wrong = (
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "read", "input": value}]} for value in (given, [1])
+    )
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "ok"}]}
+    async with serve() as api:
+        prompt = await prompt_of(api, messages=[asked, called, result])
+        refused = await api.post("/v1/messages", body(messages=[asked, wrong, result]))
+    assert '{"name": "read", "arguments": {}}' in prompt
+    assert refused.status == 400
+    assert "messages[1].content[0].input" in refused.error["message"]
+
+
+async def test_all_that_was_thought_in_a_turn_is_told_thought_by_thought(serve: Any) -> None:
+    thoughts = [{"type": "thinking", "thinking": text} for text in ("first", "second", "", "third")]
+    call = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {}}
+    said = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [*thoughts[:3], {"type": "text", "text": "I look."}]},
+        {"role": "assistant", "content": "Now."},
+        {"role": "assistant", "content": [thoughts[3], call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "ok"}]},
+    ]
+    async with serve(ScriptedModel("", template=TOOL_TEMPLATE)) as api:
+        assert "<think>first\n\nsecond\n\nthird</think>I look.\nNow.<tool_call>" in await prompt_of(api, messages=said)
 
 
 async def test_a_top_p_below_0_is_none_as_some_clients_mean_it(serve: Any) -> None:

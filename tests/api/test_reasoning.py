@@ -233,6 +233,24 @@ async def test_earlier_reasoning_reaches_the_template(serve: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"reasoning": "r"}, "r"),
+        ({"reasoning": "s", "reasoning_content": "r"}, "r"),
+        ({"reasoning": {"text": "r"}}, ""),
+        ({"reasoning": None}, ""),
+    ],
+)
+async def test_earlier_reasoning_by_the_name_that_other_servers_give_it_reaches_the_template(
+    serve: Any, fields: dict[str, Any], shown: str
+) -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }}|{% endfor %}"
+    async with serve(says("", template)) as api:
+        messages = [{"role": "assistant", "content": "a", **fields}]
+        assert (await api.post("/apply-template", {"messages": messages})).json["prompt"] == f"{shown}|a|"
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"reasoning_effort": "much"}, "reasoning_effort"),

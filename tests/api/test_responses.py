@@ -376,6 +376,15 @@ async def test_a_call_that_was_cut_may_be_gone_on_from_and_one_that_is_wrong_is_
     assert (answer.status, answer.error["param"]) == (400, "input[1].arguments")
 
 
+@pytest.mark.parametrize("text", ["null", "[]"])
+async def test_an_earlier_call_that_a_client_has_written_without_arguments_has_none(serve: Any, text: str) -> None:
+    called = {"type": "function_call", "call_id": "c", "name": "add", "arguments": text}
+    told = [called, {"type": "function_call_output", "call_id": "c", "output": "ok"}, {"role": "user", "content": "so?"}]
+    async with serve(ScriptedModel("so", template=TOOL_TEMPLATE)) as api:
+        answer = await api.post("/v1/responses", {"input": told, "max_output_tokens": 4})
+    assert answer.status == 200
+
+
 @pytest.mark.parametrize("text", ["hi \\ud83d there", "caf\\ude00", "\\ud83d"])
 def test_half_a_character_in_an_earlier_call_costs_it_nothing_else(text: str) -> None:
     assert json.loads(arguments_told(f'{{"path": "x", "text": "{text}"}}') or "") == {

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from cllm.api import calling
 from cllm.api.anthropic import requests as anthropic
-from cllm.api.openai.messages import arguments_told
+from cllm.api.openai.messages import Message, arguments_told, template_messages
 from cllm.api.tool_checks import parameters_of
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import FakeModel
@@ -424,6 +425,21 @@ async def test_results_go_back_through_the_template(serve: Any) -> None:
     assert "<turn>tool\nsunny<end>" in prompt
 
 
+async def test_a_default_that_a_template_takes_for_a_text_is_one_for_it_and_the_grammar_keeps_the_schema(serve: Any) -> None:
+    joining = "{% for name, p in tool.function.parameters.properties.items() if p.enum %}{{ ' ' + name + '=' + p.default }}{% endfor %}"
+    template = TOOL_TEMPLATE.replace("{{ tool | tojson }}", "{{ tool.function.name }}" + joining)
+    clock = {**CLOCK, "properties": {"zone": {"enum": ["utc", None], "default": None}}}
+    async with serve(says(call("clock", '{"zone": null}'), template)) as api:
+        for stream in (False, True):
+            answer = await api.chat(tools=[tool("clock", clock, strict=True)], stream=stream, max_tokens=500)
+            assert answer.status == 200
+            assert named(calls_of(answer)) == [("clock", {"zone": None})]
+        prompt = await prompt_of(api, CONVERSATION, tools=[tool("clock", clock)])
+        assert prompt.startswith("<turn>system\nTools, each call in <tool_call></tool_call>:clock zone=null<end>")
+        refused = await api.chat(tools=[tool("clock", {**CLOCK, "properties": {"zone": {"enum": ["utc"]}}})])
+    assert (refused.status, refused.error["param"]) == (400, "tools"), "it has no default at all"
+
+
 async def test_a_template_that_knows_no_tools_is_told_in_plain_messages(serve: Any) -> None:
     async with serve() as api:
         prompt = await prompt_of(api, [{"role": "system", "content": "Be brief."}, *CONVERSATION], tools=TOOLS)
@@ -446,6 +462,37 @@ async def test_the_older_names_of_calls_and_results_are_understood(serve: Any) -
         prompt = await prompt_of(api, messages)
     assert '"weather", "arguments": {"city":"Ulm"}' in prompt.replace('": "Ulm"', '":"Ulm"')
     assert "<turn>tool\nsunny<end>" in prompt
+
+
+# As Mistral's, which take no ids but of nine characters.
+OF_NINE = TOOL_TEMPLATE.replace(
+    "{% for message in messages %}",
+    "{% for message in messages %}{% for call in message.tool_calls or [] %}{% if call.id | length != 9 %}{{ raise_exception('nine') }}"
+    "{% endif %}{% endfor %}{% if message.role == 'tool' and message.tool_call_id | length != 9 %}{{ raise_exception('nine') }}{% endif %}",
+)
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [{"role": "assistant", "function_call": FORECAST}, {"role": "function", "name": "weather", "content": "sunny"}],
+        [{"role": "assistant", "tool_calls": [{"function": FORECAST}]}, {"role": "tool", "content": "sunny"}],
+        [{"role": "assistant", "tool_calls": [{"function": FORECAST, "id": "c1"}]}, {"role": "tool", "content": "sunny"}],
+    ],
+)
+async def test_calls_and_results_without_ids_reach_a_template_that_wants_some(serve: Any, turns: list[Any]) -> None:
+    async with serve(says("", OF_NINE)) as api:
+        messages = [CONVERSATION[0], *turns, CONVERSATION[0]]
+        assert "<turn>tool\nsunny<end>" in await prompt_of(api, messages)
+        assert (await api.post("/v1/chat/completions", {"messages": messages, "max_tokens": 3})).status == 200
+
+
+def test_ids_that_calls_and_results_have_are_theirs_and_one_has_that_of_the_other_where_it_has_none() -> None:
+    (asked, calling, result) = CONVERSATION
+    nameless = {name: value for name, value in result.items() if name != "tool_call_id"}
+    for given in (result, nameless):
+        told = template_messages(msgspec.convert([asked, calling, given], list[Message]))
+        assert [told[1]["tool_calls"][0], told[2]] == [calling["tool_calls"][0], result]
 
 
 async def test_a_call_that_was_cut_stays_in_the_conversation_without_its_arguments(serve: Any) -> None:
@@ -588,3 +635,9 @@ def test_arguments_that_a_client_has_written_twice_are_read_as_they_were_meant()
     assert arguments_told(json.dumps(whole)) == arguments_told(json.dumps(json.dumps(whole))) == whole
     assert arguments_told(json.dumps(whole[:5])) == "{}", "it was cut, and then written as a text"
     assert arguments_told(json.dumps("a text")) is None
+
+
+@pytest.mark.parametrize("text", ["null", "[]", " [ ]\n", '"null"', '"[]"'])
+def test_arguments_that_a_client_writes_where_there_are_none_are_none(text: str) -> None:
+    assert arguments_told(text) == "{}"
+    assert [arguments_told(text) for text in ("[null]", "[[]]", "false", "0", '"nil"')] == [None] * 5

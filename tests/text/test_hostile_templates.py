@@ -236,6 +236,25 @@ def test_the_time_limit_is_the_clocks() -> None:
             template.render(ATTACK, timeout_s)
 
 
+STUMBLES = """{% if tools %}{% for a in range(N) %}{% endfor %}{{ "=" + tools[0].function.parameters.properties.a.default }}{% endif %}"""
+
+
+def test_a_template_that_is_tried_again_with_plainer_tools_has_the_time_of_one_render_for_both() -> None:
+    parameters = {"type": "object", "properties": {"a": {"enum": [5], "default": 5}}}
+    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}}]
+
+    def rendered(n: int, timeout_s: float | None) -> str:
+        ticks = itertools.count()  # one for each 100 steps of a loop
+        template = ChatTemplate(STUMBLES.replace("N", str(n)), bos_token="", eos_token="", clock=lambda: next(ticks) / 10)
+        return template.render(ATTACK, timeout_s, tools=tools)
+
+    assert rendered(3000, None) == "=5"
+    with pytest.raises(InvalidRequest, match="can only concatenate"):
+        rendered(6000, None)
+    with pytest.raises(TemplateSlow):  # more time than was given might do
+        rendered(6000, 8.0)
+
+
 def test_loading_does_not_wait_for_an_endless_template_as_long_as_a_conversation_may_take() -> None:
     ticks = itertools.count()
     ChatTemplate(ENDLESS, bos_token="", eos_token="", clock=lambda: next(ticks) / 10)

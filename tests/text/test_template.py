@@ -548,6 +548,24 @@ def test_where_ids_alone_are_shown_they_name_the_function() -> None:
     assert form.name == "kimi"
 
 
+def test_where_a_template_makes_the_ids_of_calls_itself_their_results_have_the_same_which_each_turn_counts_anew() -> None:
+    made_there = KIMI.replace("{{ c.id\n}}", "{{ 'functions.' + c.function.name + ':' + loop.index0 | string }}")
+    calls = [call('{"word": "x"}') | {"id": f"call_{i}"} for i in range(3)]
+    told = [said("tool", f"of {i}", tool_call_id=f"call_{i}") for i in range(3)]
+    turns = [said("assistant", None, tool_calls=calls[:2]), told[1], told[0], said("assistant", None, tool_calls=calls[2:]), told[2]]
+    template = made(made_there)
+    text = template.render([said("user", "Look"), *turns])
+    assert [part.partition("<")[0] for part in text.split("## Return of ")[1:]] == [
+        "functions.look_up:0\nof 0",
+        "functions.look_up:1\nof 1",
+        "functions.look_up:0\nof 2",
+    ]
+    assert [part.partition("<")[0] for part in text.split("<|tool_call_begin|>")[1:]] == [f"functions.look_up:{i}" for i in (0, 1, 0)]
+    form = format_of(made_there, template.features.written_call)
+    assert form is not None
+    assert form.name == "kimi"
+
+
 def test_where_names_are_shown_ids_stay() -> None:
     shown = KIMI.replace("{{ c.id\n}}", "{{ c.function.name }}#{{ c.id }}")
     text = made(shown).render([said("user", "Look"), said("assistant", None, tool_calls=[call("{}") | {"id": "call_0"}])])
@@ -587,6 +605,73 @@ def test_a_template_that_collects_all_tools_in_a_variable_takes_hundreds() -> No
 def test_of_more_than_it_takes_the_request_is_told() -> None:
     with pytest.raises(InvalidRequest, match="too long to render"):
         made(COLLECTS).render([said("user", "hello")], tools=described(512, 1900))
+
+
+# --- schemas that a template was not made for ---------------------------------------------------------------------------------
+
+
+LETTERS = (  # as Hermes' does with a type that it has no word for
+    "{% macro word(s) %}{% if s.type == 'string' %}str{% elif s.type is iterable %}[{% for t in s.type %}{{ word({'type': t}) }}"
+    "{% endfor %}]{% endif %}{% endmacro %}{% for t in tools or [] %}{% for name, p in t.function.parameters.properties | items %}"
+    "{{ name }}:{{ word(p) }} {% endfor %}{% endfor %}{{ messages[-1].content }}"
+)
+JOINED = (  # as gpt-oss's
+    "{% for t in tools or [] %}{% for name, p in t.function.parameters.properties.items() %}{{ name }}"
+    "{% if p.enum or p.oneOf %}{{ '=' + p.default }}{% endif %} {% endfor %}{% endfor %}{{ messages[-1].content }}"
+)
+AT_ROOT = (  # as Seed-OSS's
+    "{% for t in tools or [] %}({% for name, p in t.function.parameters.properties.items() %}{{ name }}"
+    "{{ '!' if name in t.function.parameters.required }}{% endfor %}){% endfor %}{{ messages[-1].content }}"
+)
+
+
+def taking(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def offered(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "look_up", "description": "", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize(
+    ("source", "parameters", "shown"),
+    [
+        (LETTERS, taking(a={"type": ["string", "null"]}, b={"type": "null"}, c={"type": "any"}), "a:str b:[] c:[] hi"),
+        (JOINED, taking(a={"enum": ["x", None], "default": None}, b={"oneOf": [{}], "default": [5]}), "a=null b=[5] hi"),
+        (AT_ROOT, {"type": "object", "$ref": "#/$defs/a", "$defs": {"a": taking()}}, "()hi"),
+        (AT_ROOT, {"type": "object", "anyOf": [taking(), taking()]}, "()hi"),
+        (AT_ROOT, {**taking(a={}), "required": None}, "(a)hi"),
+        (AT_ROOT, {"type": "object", "properties": None}, "()hi"),
+    ],
+)
+def test_a_template_that_stumbles_over_an_ordinary_schema_is_told_a_plainer_one(source: str, parameters: Any, shown: str) -> None:
+    tools = offered(parameters)
+    before = json.dumps(tools)
+    assert made(source).render([said("user", "hi")], tools=tools) == shown
+    assert made(source).render([said("user", "so"), said("assistant", "hi")], tools=tools, continue_final_message=True) == shown
+    assert json.dumps(tools) == before
+
+
+def test_a_schema_that_a_template_can_work_with_is_told_as_it_is() -> None:
+    parameters = taking(a={"type": ["string", "null"], "enum": ["x", None], "default": None})
+    text = made("{{ tools | tojson }}{{ messages[0].content }}").render([said("user", "hi")], tools=offered(parameters))
+    assert text == json.dumps(offered(parameters)) + "hi"
+
+
+NEVER = "{% for t in tools or [] %}{{ t.function.nothing.at_all }}{% endfor %}{{ messages[0].content }}"
+
+
+def test_tools_that_cannot_be_told_at_all_are_named_where_the_messages_are_not_at_fault() -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot render these tools: .*nothing") as refused:
+        made(NEVER).render([said("user", "hi")], tools=offered(taking()))
+    assert refused.value.param == "tools"
+    for source, why in (
+        (NEVER + "{{ messages[0].content + none }}", r"cannot render these messages: .*nothing"),
+        ("{% if tools %}{{ raise_exception('none here') }}{% endif %}{{ messages[0].content }}", "refused: none here"),
+    ):
+        with pytest.raises(InvalidRequest, match=why) as refused:
+            made(source).render([said("user", "hi")], tools=offered(taking()))
+        assert refused.value.param == "messages"
 
 
 # --- names in the place of templates -----------------------------------------------------------------------------------

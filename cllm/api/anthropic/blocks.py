@@ -32,7 +32,8 @@ class ToolCall(msgspec.Struct, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: dict[str, Any] | str  # a text from clients that could not read what a model wrote
+    # A text from clients that could not read what a model wrote, an empty list from those whose language writes an empty object so.
+    input: dict[str, Any] | Annotated[list[Any], Meta(max_length=0)] | str | None
 
 
 class Image(msgspec.Struct, tag_field="type", tag="image"):

@@ -157,9 +157,11 @@ def _joined(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def _one(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """One turn in place of several: all their texts and calls, and of everything else the latest."""
+    """One turn in place of several: all their texts, thoughts and calls, and of everything else the latest."""
     turn = {name: value for each in turns for name, value in each.items()}
     turn["content"] = "\n".join([each["content"] for each in turns if each["content"]])
+    if thoughts := [each["reasoning_content"] for each in turns if "reasoning_content" in each]:
+        turn["reasoning_content"] = "\n\n".join(thoughts)
     if calls := [call for each in turns for call in each.get("tool_calls", ())]:
         turn["tool_calls"] = calls
     return turn
@@ -184,7 +186,7 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
             case ToolCall() if message.role == "assistant":
                 said.setdefault("tool_calls", []).append(_call(block, f"{place}[{i}]"))
             case Thought() if message.role == "assistant":
-                thoughts.append(block.thinking)
+                thoughts += [block.thinking] if block.thinking else []
             case Document(text=str(text)) | SearchResult(text=text) if message.role == "user":
                 texts.append(text)
             case Compaction():
@@ -196,7 +198,7 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
             case _:
                 raise _misplaced(block, message.role, f"{place}[{i}]")
     if thoughts:
-        said["reasoning_content"] = "".join(thoughts)
+        said["reasoning_content"] = "\n\n".join(thoughts)
     if texts or said or not n_others:
         yield {"role": message.role, "content": "\n".join(texts), **said}
 
@@ -237,7 +239,7 @@ def _result_text(block: ToolResult) -> str:
 
 
 def _call(block: ToolCall, place: str) -> dict[str, Any]:
-    arguments = arguments_told(block.input) if isinstance(block.input, str) else msgspec.json.encode(block.input).decode()
+    arguments = arguments_told(block.input) if isinstance(block.input, str) else msgspec.json.encode(block.input or {}).decode()
     if arguments is None:
         raise InvalidRequest(f"{place}.input: expected an object", param=f"{place}.input")
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}

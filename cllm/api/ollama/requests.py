@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections import defaultdict, deque
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +15,7 @@ from cllm.api.structured import Form, any_object, schema_form
 from cllm.api.tool_checks import N_TOOLS_MAX, parameters_of
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
+from cllm.text.call_ids import with_ids
 from cllm.text.thinking import Thinking
 from cllm.text.tools import Tool, Toolbox
 
@@ -150,7 +148,7 @@ def generate_conversation(body: GenerateRequest) -> Conversation:
 
 def chat_conversation(body: ChatRequest, *, can_go_on: bool) -> Conversation:
     """What is to be answered; a last turn of the assistant's is gone on from where the model can be told to. Raises: InvalidRequest."""
-    messages = _with_ids(_turns(body.messages or []))
+    messages = with_ids(_turns(body.messages or []))
     # A thought that is the last one belongs to what is to come.
     last = messages[-1] if messages and body.messages and body.messages[-1].role.lower() != THOUGHT else {}
     goes_on = can_go_on and last.get("role") == "assistant" and bool(last["content"]) and not last.get("tool_calls")
@@ -228,54 +226,6 @@ def _message(message: Message, role: str | None, place: str) -> dict[str, Any]:
     if message.tool_calls:
         turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     return turn
-
-
-class _OpenCalls:
-    """The calls of a turn that have no result yet. What was taken by one way is left out when its turn comes by another."""
-
-    def __init__(self) -> None:
-        self._taken: set[int] = set()
-        self._all: deque[dict[str, Any]] = deque()
-        self._by_id: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
-        self._by_name: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
-
-    def add(self, calls: Iterable[dict[str, Any]]) -> None:
-        """More calls, in their order."""
-        for call in calls:
-            self._all.append(call)
-            self._by_id[call["id"]].append(call)
-            self._by_name[call["function"]["name"]].append(call)
-
-    def take(self, call_id: str | None, name: str | None) -> dict[str, Any] | None:
-        """The first one of that id, or else of that name, or else of all."""
-        waiting = self._by_id[call_id] if call_id else self._by_name[name] if name else self._all
-        while waiting:
-            call = waiting.popleft()
-            if id(call) not in self._taken:
-                self._taken.add(id(call))
-                return call
-        return None
-
-
-def _with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same, with each result that has no id, as Ollama's have none, as that of the first open call, by its name if it has one.
-
-    Calls without an id are numbered through. Turns of calls that follow each other are one, told in parts, as streams tell them.
-    """
-    open_calls, follows = _OpenCalls(), False
-    given = {call["id"] for message in messages for call in message.get("tool_calls", ())}
-    ids = (name for i in itertools.count() if (name := f"call{i:05}") not in given)  # nine letters and digits, as some templates want
-    for message in messages:
-        calls = message.get("tool_calls", ())
-        for call in calls:
-            call["id"] = call["id"] or next(ids)
-        if calls:
-            open_calls = open_calls if follows else _OpenCalls()
-            open_calls.add(calls)
-        elif message["role"] == "tool" and (call := open_calls.take(message.get("tool_call_id"), message.get("name"))) is not None:
-            message["tool_call_id"] = call["id"]
-        follows = bool(calls)
-    return messages
 
 
 def _call(call: Call) -> dict[str, Any]:

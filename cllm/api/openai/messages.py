@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from cllm.errors import InvalidRequest
 from cllm.text.call_bodies import as_object
+from cllm.text.call_ids import with_ids
 
 _HALVES = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")  # escapes of half characters, alone or in a pair
 
@@ -58,6 +59,7 @@ class Message(msgspec.Struct):
     content: str | list[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None  # the same, as newer servers name it, where it is a text
     refusal: str | None = None
     tool_calls: Annotated[list[ToolCallFields], Meta(max_length=1024)] | None = None
     tool_call_id: str | None = None
@@ -66,7 +68,7 @@ class Message(msgspec.Struct):
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     """The messages as templates expect them. Raises: InvalidRequest, which names the field."""
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return with_ids([_message(message, f"messages[{i}]") for i, message in enumerate(messages)])
 
 
 def _message(message: Message, place: str) -> dict[str, Any]:
@@ -77,10 +79,15 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     if calls and role != "assistant":
         raise InvalidRequest(f"{place}.tool_calls: only the assistant calls tools", param=f"{place}.tool_calls")
     rendered: dict[str, Any] = {"role": role, "content": _content(message, place)}
-    for name in ("name", "reasoning_content", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            rendered[name] = value
+    known = {"name": message.name, "reasoning_content": _reasoning(message), "tool_call_id": message.tool_call_id}
+    rendered.update({name: value for name, value in known.items() if value is not None})
     return rendered | ({"tool_calls": calls} if calls else {})
+
+
+def _reasoning(message: Message) -> str | None:
+    if message.reasoning_content is None and isinstance(message.reasoning, str):
+        return message.reasoning
+    return message.reasoning_content
 
 
 def _calls(message: Message, place: str) -> list[dict[str, Any]]:
@@ -92,8 +99,7 @@ def _calls(message: Message, place: str) -> list[dict[str, Any]]:
 
 
 def _call(called: Called, call_id: str | None, place: str) -> dict[str, Any]:
-    call: dict[str, Any] = {"type": "function", "function": {"name": called.name, "arguments": _arguments(called, place)}}
-    return call if call_id is None else {"id": call_id, **call}
+    return {"id": call_id, "type": "function", "function": {"name": called.name, "arguments": _arguments(called, place)}}
 
 
 def _arguments(called: Called, place: str) -> str:
@@ -108,14 +114,16 @@ def _arguments(called: Called, place: str) -> str:
 def arguments_told(text: str) -> str | None:
     """The arguments of an earlier call as text of a JSON object; None: they are something else.
 
-    Some clients write them twice, as JSON of a text that is JSON: always, or where they could not read what a model wrote. Of a call that
-    was cut in them, as ours are by `max_tokens`, there are none. It stays a part of the conversation, which would end here if it were
-    refused: clients send all of it again with every turn.
+    Some clients write them twice, as JSON of a text that is JSON: always, or where they could not read what a model wrote. Others write
+    `null` or `[]` where there are none, and of a call that was cut in them, as ours are by `max_tokens`, there are none. It stays a part of
+    the conversation, which would end here if it were refused: clients send all of it again with every turn.
     """
     try:
         value = msgspec.json.decode(text)
         if isinstance(value, str):
             return arguments_told(value)
+        if value is None or value == []:
+            return "{}"
         return text if isinstance(value, dict) else None
     except msgspec.DecodeError as error:
         # What has half a character in it is an object for other readers, and for this one it is cut there.
