@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from benchmarks import results
-from benchmarks.reporting import glance
+from benchmarks.reporting import found, glance
 from benchmarks.reporting.forms import GLANCE_PLOT, SERVED, Run, of_kind, table, with_requests
-from benchmarks.reporting.ladder import FLOOR, ladders, served_enough
+from benchmarks.reporting.ladder import FLOOR, by_start, ladder, ladders, served_enough
 from benchmarks.reporting.others import kills, passes, promises, verified
-from benchmarks.reporting.peers import beside_others, comparisons, with_sizes_alone
+from benchmarks.reporting.peers import beside_others, comparison, comparisons, with_sizes_alone
 from benchmarks.reporting.readme import with_table
 from benchmarks.reporting.stack import stack
 from benchmarks.reporting.words import (
-    FOUND,
     GLANCE,
     GLANCE_BY_SETTING,
     INTRODUCTION,
@@ -32,7 +31,6 @@ from benchmarks.reporting.words import (
     PROMISES,
     STACK,
     VERIFY,
-    WRITTEN_OF,
 )
 from cllm.bench.target import BenchFailed
 
@@ -80,39 +78,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def page(runs: Sequence[Run]) -> str:
     """The report."""
-    parts = [INTRODUCTION, *([MACHINES] if all(is_written_of(of_kind(runs, kind), kind) for kind in FOUND) else [])]
+    parts = [INTRODUCTION, *([MACHINES] if all(finding.holds_of(runs) for finding in found.FOUND) else [])]
     parts += _at_a_glance(runs)
     libraries, runs = _libraries_apart(runs)
     parts += [f"Libraries, where a run has them and names no other version: {libraries}.\n"] if libraries else []
-    parts += _section("ladder", LADDER, ladders(of_kind(runs, "ladder")), runs)
-    parts += _section("passes", PASSES, map(passes, of_kind(runs, "passes")), runs)
-    parts += _section("stack", STACK, (stack(run) for run in of_kind(runs, "stack")), runs)
-    parts += _section("kills", KILLS, kills(of_kind(runs, "kills")), runs)
-    parts += _section("promises", PROMISES, promises(of_kind(runs, "promises")), runs)
-    parts += _section("peers", PEERS, comparisons(beside_others(runs)), runs)
-    parts += _section("verify", VERIFY, verified(of_kind(runs, "verify")), runs)
+    rungs, compared = found.in_order(runs, "ladder"), beside_others(runs)
+    parts += _section("ladder", LADDER, runs, ladders(rungs), rungs, ladder)
+    parts += _section("passes", PASSES, runs, (), of_kind(runs, "passes"), passes)
+    parts += _section("stack", STACK, runs, (), of_kind(runs, "stack"), stack)
+    parts += _section("kills", KILLS, runs, kills(of_kind(runs, "kills")))
+    parts += _section("promises", PROMISES, runs, promises(of_kind(runs, "promises")))
+    parts += _section("peers", PEERS, runs, comparisons(compared), compared, comparison)
+    parts += _section("verify", VERIFY, runs, verified(of_kind(runs, "verify")))
     if not runs:
         parts.append("No results are kept yet.\n")
     return "\n".join(parts)
 
 
-def is_written_of(runs: Sequence[Run], kind: str) -> bool:
-    """Whether these are the very runs of that kind that what was found is told of."""
-    measured = {f"{kind}-{run['name']}": f"{run['date']} {run['machine'].get('revision')}" for run in runs}
-    return measured == {name: when for name, when in WRITTEN_OF.items() if name.startswith(f"{kind}-")}
-
-
 def _at_a_glance(runs: Sequence[Run]) -> list[str]:
     """What the rest comes to: what is kept of bare llama.cpp's speed, and who is faster at what."""
-    rungs = [(with_requests(run, rung), rung) for run in of_kind(runs, "ladder") for rung in run["data"]["rungs"]]
-    served = [f"- {line}" for title, rung in rungs if (line := served_enough(title, rung))]
+    served = [f"- {line}" for title, rung in _surest(found.in_order(runs, "ladder")) if (line := served_enough(title, rung))]
     rows = glance.by_figure(with_sizes_alone(runs))
-    told = [f"Streamed over HTTP ({SERVED}) beside a bare loop of llama_decode ({FLOOR}):\n", "".join(served)] if served else []
+    which = f"Streamed over HTTP ({SERVED}) beside a bare loop of llama_decode ({FLOOR}), the run with the most starts for each concurrency"
+    told = [f"{which}:\n", "".join(served)] if served else []
     if rows:
         told += [f"{GLANCE}\n", table(("", "cLLM is better at", "worse at", "not told apart at"), rows)]
         told.append(f"![who is faster]({GLANCE_PLOT})\n")
         told += [f"{GLANCE_BY_SETTING}\n", table(glance.BY_SETTING_HEAD, glance.by_setting(with_sizes_alone(runs)))]
     return [f"## {GLANCE_TITLE}\n", *told] if told else []
+
+
+def _surest(runs: Sequence[Run]) -> list[tuple[str, Run]]:
+    """Of each concurrency of a ladder the run that says most, with its title: each machine has its own."""
+    found_at: dict[int, list[tuple[int, str, Run]]] = {}
+    for run in runs:
+        for rung in run["data"]["rungs"]:
+            floor, served = rung["stages"][0], next((one for one in rung["stages"] if one["name"] == SERVED), None)
+            n_starts = by_start(rung, served, floor).n_starts or 1 if served else 0
+            found_at.setdefault(rung["concurrency"], []).append((n_starts, with_requests(run, rung), rung))
+    return [max(each, key=lambda one: one[0])[1:] for _, each in sorted(found_at.items())]
 
 
 def _libraries_apart(runs: Sequence[Run]) -> tuple[str, list[Run]]:
@@ -127,7 +131,13 @@ def _libraries_apart(runs: Sequence[Run]) -> tuple[str, list[Run]]:
     return ", ".join(f"{name} {version}" for name, version in usual.items()), rest
 
 
-def _section(kind: str, text: str, bodies: Iterable[str], runs: Sequence[Run]) -> list[str]:
-    shown = list(bodies)
-    found = [FOUND[kind]] if kind in FOUND and is_written_of(of_kind(runs, kind), kind) else []
-    return [f"## {TITLES[kind]}\n", text, *found, *shown] if shown else []
+def _section(
+    kind: str, text: str, runs: Sequence[Run], of_all: Iterable[str], shown: Sequence[Run] = (), one: Callable[[Run], str] | None = None
+) -> list[str]:
+    """How it is measured, what was found of all of these runs, what is told of all, and each under what was found of it."""
+    bodies = [*of_all]
+    for title, finding, some in found.groups(shown, runs, kind):
+        bodies += [f"### {title}\n"] * bool(title) + [finding] * bool(finding)
+        level = "####" if title else "###"
+        bodies += [f"{level} {run['name']}\n\n{one(run)}" for run in some if one is not None]
+    return [f"## {TITLES[kind]}\n", text, *found.of_all(runs, kind), *bodies] if bodies else []

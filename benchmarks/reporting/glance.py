@@ -33,7 +33,9 @@ BY_SETTING_HEAD: Final = ("better / worse / not told apart, beside", "runs", *GR
 
 @attrs.frozen
 class Standing:
-    """How one figure of one run stands. `times_better` is ours over theirs, or theirs over ours where less is better, with its interval."""
+    """How one figure of one run stands. `times_better` is ours over theirs, or theirs over ours where less is better, with its interval
+    over `n_pairs`.
+    """
 
     run: str
     figure: str
@@ -41,6 +43,7 @@ class Standing:
     times_better: float
     low: float | None
     high: float | None
+    n_pairs: int
 
 
 def standings(runs: Sequence[Run]) -> list[Standing]:
@@ -117,4 +120,4 @@ def standing_of(row: Run, name: str, figure: str) -> Standing:
         middle, low, high = (None if end is None else 1 / max(end, 1e-9) for end in (ends[0], ends[2], ends[1]))
     else:
         middle, low, high = ends
-    return Standing(name, figure, row["verdict"], middle or 0.0, low, high)
+    return Standing(name, figure, row["verdict"], middle or 0.0, low, high, row["n_pairs"])

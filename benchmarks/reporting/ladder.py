@@ -37,7 +37,7 @@ PARTS: Final = {"native": "in llama.cpp", "sampling": "in drawing", "engine": "i
 
 
 def ladders(runs: Sequence[Run]) -> list[str]:
-    """Every stage's ratio to the first in one table, and whether what users meet is fast enough; then each ladder by itself."""
+    """Every stage's ratio to the first in one table, and what was done about what each layer costs in another."""
     rungs = [(f"{with_requests(run, rung)}; {when(run)}", rung) for run in runs for rung in run["data"]["rungs"]]
     stages = sorted((stage for _, rung in rungs for stage in rung["stages"]), key=lambda stage: int(stage["number"]))
     names = dict.fromkeys(stage["name"] for stage in stages)
@@ -48,7 +48,7 @@ def ladders(runs: Sequence[Run]) -> list[str]:
     added = dict.fromkeys(names, "") | {stage["name"]: stage["adds"] for _, rung in rungs for stage in rung["stages"] if stage.get("adds")}
     ratios_of_all = table(("", "adds", *(f"ratio to the first: {title}" for title, _ in rungs)), [(n, added[n], *r) for n, *r in rows])
     layers = table(("", "what it spends time on", "what was done about it"), [(n, REASONS[n], MENDED[n]) for n in names if n in REASONS])
-    return [ratios_of_all, layers, *map(_ladder, runs)]
+    return [ratios_of_all, layers]
 
 
 def served_enough(title: str, rung: Run) -> str:
@@ -114,8 +114,9 @@ def _less_waiting(stage: Run, floor: Run) -> str:
     return f", and {share:.3f} without what threads waited there for a core more than in {floor['name']}"
 
 
-def _ladder(run: Run) -> str:
-    parts = [f"### {run['name']}\n", circumstances(run)]
+def ladder(run: Run) -> str:
+    """One of them: every stage at each concurrency, and what is lost where."""
+    parts = [circumstances(run)]
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _stages(rung["stages"]), f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n"]
         if rung.get("not_found"):

@@ -10,7 +10,8 @@ import attrs
 
 from benchmarks.contenders import LLAMA_SERVER_ALIKE, LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME, N_STARTS_LEAST
-from benchmarks.reporting.forms import UNKNOWN, Run, circumstances, number, of_kind, plot_of, run_title, table
+from benchmarks.reporting.forms import UNKNOWN, Run, circumstances, number, plot_of, run_title, table
+from benchmarks.reporting.found import in_order
 from benchmarks.standings import (
     Page,
     best_rows,
@@ -47,35 +48,34 @@ PROMISED: Final = {  # beside its setting that is best at a figure, by workload,
 }
 PROMISED_DEFAULT: Final = {"mixed": {"between texts p99, ms": 0.25}, "mixed-small": {"between texts p99, ms": 0.25}}  # and beside this one
 BESIDE_HEAD: Final = (
-    "workload", "figure", "cLLM", "the other", "cLLM over it (95 %)", "", "which, the best of how many settings",
-    "pairs in which cLLM is better",
+    "workload", "figure", "cLLM", "the other", "cLLM over it (95 %)", "", "beside", "pairs in which cLLM is better",
 )  # fmt: skip
+AMONG_HEAD: Final = "the best of how many settings"
 IDLE_SHARE_MAX: Final = 0.02  # of a core, that a server may take while another is measured
 
 
 def with_sizes_alone(runs: Sequence[Run]) -> list[Run]:
     """The comparisons of `cllm serve` without options but the sizes that every server gets."""
-    return [run for run in of_kind(runs, "peers") if not run["settings"].get("ours")]
+    return [run for run in in_order(runs, "peers") if not run["settings"].get("ours")]
 
 
 def beside_others(runs: Sequence[Run]) -> list[Run]:
     """The comparisons with other servers: `cllm serve` with the sizes alone first, then with options, as another backend."""
-    return sorted(of_kind(runs, "peers"), key=lambda run: bool(run["settings"].get("ours")))
+    return sorted(in_order(runs, "peers"), key=lambda run: bool(run["settings"].get("ours")))
 
 
 def comparisons(runs: Sequence[Run]) -> list[str]:
-    """The main figures of all of them in one table, wins and losses alike; then each by itself."""
+    """The main figures of all of them in one table, wins and losses alike, and what was promised of them."""
     rows = [row for run in runs for row in _main_rows(run, main_figures(run))]
     if not rows:
-        return [_peers(run) for run in runs]
+        return []
     alike, others = ([run for run in runs if bool(run["settings"].get("ours")) is with_options] for with_options in (False, True))
     parts = (("cLLM told only what every server is", alike), ("With other options, as another backend", others))
     counts = [f"{what}: {_verdicts(some)}" for what, some in parts if some]
     return [
         f"The main figures of all ({'. '.join(counts)}). What follows has the others, and every setting.\n",
-        table(BESIDE_HEAD, rows),
+        table((*BESIDE_HEAD, AMONG_HEAD), rows),
         *_promised_beside(alike),
-        *map(_peers, runs),
     ]
 
 
@@ -157,7 +157,8 @@ def main_figures(run: Run) -> tuple[str, ...]:
 
 def _main_rows(run: Run, wanted: Sequence[str]) -> list[tuple[str, ...]]:
     rows = {row["figure"]: row for row in best_figures(run)}
-    return [(run_title(run), name, *_best_cells(rows[name], run)) for name in wanted if name in rows]
+    among = _among(run["data"])
+    return [(run_title(run), name, *_best_cells(rows[name]), among) for name in wanted if name in rows]
 
 
 def best_figures(run: Run) -> list[Run]:
@@ -168,11 +169,14 @@ def best_figures(run: Run) -> list[Run]:
     return [{**row, "n_failed": n_wrong(sides[row["peer"], row["setting"]], "ours")} for row in rows]
 
 
-def _peers(run: Run) -> str:
+def comparison(run: Run) -> str:
+    """One of them: every figure, every setting, whose pairs these are, and what was not measured."""
     data = run["data"]
-    parts = [f"### {run['name']}\n", circumstances(run)]
+    parts = [circumstances(run)]
     if data["best"]:
-        rows = [(row["figure"], *_best_cells(row, run)) for row in best_figures(run)]
+        rows = [(row["figure"], *_best_cells(row)) for row in best_figures(run)]
+        if len(of_others(data["sides"])) > 1:
+            parts.append(f"Each figure beside the best of {n_settings(data)}:\n")
         parts.append(table(BESIDE_HEAD[1:], rows))
         parts.append(f"![{run['name']}: figures]({plot_of(run, 'bars')})\n\n![{run['name']}: latency]({plot_of(run, 'latency')})\n")
     if len(data["sides"]) > 1 or any(n_wrong(side, "theirs") for side in data["sides"]):
@@ -220,10 +224,15 @@ def _left_out(data: Run) -> list[str]:
     return [name for name in LLAMA_SERVER_SETTINGS if name not in tried]
 
 
-def _best_cells(row: Run, run: Run) -> tuple[str, ...]:
-    among = f"of {n_settings(run['data'])}" if len(of_others(run["data"]["sides"])) > 1 else "alone"
-    which = f"{row['peer']} {row['setting']}, {among}"
-    return number(row["ours"]), number(row["theirs"]), ratio_told(row), row["verdict"], which, f"{row['n_better']} of {row['n_pairs']}"
+def _among(data: Run) -> str:
+    """How many settings a best one was found among, in few words."""
+    complete, left = by_pairs(of_others(data["sides"]))
+    return str(len(complete)) + (f", {len(left)} more in fewer pairs" if left else "")
+
+
+def _best_cells(row: Run) -> tuple[str, ...]:
+    which, better = f"{row['peer']} {row['setting']}", f"{row['n_better']} of {row['n_pairs']}"
+    return number(row["ours"]), number(row["theirs"]), ratio_told(row), row["verdict"], which, better
 
 
 def ratio_told(row: Run) -> str:

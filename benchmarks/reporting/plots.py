@@ -66,7 +66,7 @@ def draw_glance(found: Sequence[Standing], path: str) -> None:
     handles = [pyplot().Line2D([], [], marker="o", color=color) for color in VERDICT_COLORS.values()]
     labels = ["cLLM is better", "cLLM is worse", "not told apart"]
     figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, bbox_to_anchor=(0.5, -0.02))
-    figure.suptitle("How many times better cLLM is than the best of the other server's settings that have all pairs (95 %)", y=0.97)
+    figure.suptitle("How many times better cLLM is than the other server's best setting for each figure (95 %)", y=0.97)
     save(figure, path)
 
 

@@ -6,11 +6,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, number, of_kind, run_title, table, when, with_requests
+from benchmarks.figures import FIGURES_BY_NAME
+from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, number, run_title, table, when, with_requests
+from benchmarks.reporting.found import in_order
 from benchmarks.reporting.glance import BY_SETTING_HEAD, FIGURES, GOOD, SPEED, Standing, by_setting, standing_of, standings
 from benchmarks.reporting.ladder import FLOOR, by_start, mean_of_first, share_told
 from benchmarks.reporting.peers import LATE_FIGURE, beside_others, best_figures, main_figures, with_sizes_alone
-from benchmarks.standings import by_pairs, of_others
+from benchmarks.standings import by_pairs, key_of, of_others
 from cllm.bench.workloads import WORKLOADS, Workload
 
 BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
@@ -37,7 +39,7 @@ def with_table(text: str, runs: Sequence[Run]) -> str:
 def readme_table(runs: Sequence[Run]) -> str:
     """The figures that README quotes."""
     parts = []
-    ladder = [row for run in of_kind(runs, "ladder") for row in _ladder_rows(run)]
+    ladder = [row for run in in_order(runs, "ladder") for row in _ladder_rows(run)]
     if ladder:
         parts.append(f"Streamed over HTTP beside a bare loop of `llama_decode`:\n\n{table(LADDER_HEAD, ladder)}")
     peers = [row for run in beside_others(runs) if (row := _peers_row(run)) is not None]
@@ -101,17 +103,21 @@ def _peers_row(run: Run) -> tuple[str, ...] | None:
     if name not in rows:
         return None
     row, speed = rows[name], found.get(SPEED) or standing_of(rows[name], run["name"], SPEED)
-    title = run_title(run) + (f" (its first text: {_cell(found[LATE_FIGURE])})" if LATE_FIGURE in found else "")
-    cells = (_cell(one) for one in (speed, *map(found.get, COLUMNS)))
-    pairs = f"{row['n_pairs']} ({row['n_starts'] or UNKNOWN})"
+    title = run_title(run) + (f" (its first text: {_cell(found[LATE_FIGURE], 0)})" if LATE_FIGURE in found else "")
+    most = max(one.n_pairs for one in (speed, *found.values()))
+    cells = (_cell(one, most) for one in (speed, *map(found.get, COLUMNS)))
+    side = next(side for side in run["data"]["sides"] if key_of(side) == (row["peer"], row["setting"]))
+    pairs = f"{row['n_pairs']} ({row['n_starts'] if side.get('starts') else UNKNOWN})"
     return title, f"{number(row['ours'])} / {number(row['theirs'])}", *cells, _beside(run), pairs, when(run)
 
 
-def _cell(one: Standing | None) -> str:
-    """How many times better ours is: bold where it is told to be, slanted where it is told to be worse."""
+def _cell(one: Standing | None, n_pairs: int) -> str:
+    """How many times better ours is: bold where it is told to be, slanted where it is told to be worse; and by how many pairs, if fewer."""
     if one is None:
         return UNKNOWN
-    return f"{MARKS.get(one.verdict, '')}{one.times_better:.2f}{MARKS.get(one.verdict, '')}"
+    grows = one.figure in FIGURES_BY_NAME and FIGURES_BY_NAME[one.figure].grows  # of which each start has one
+    fewer = f" ({one.n_pairs} pairs)" if one.n_pairs < n_pairs and not grows else ""
+    return f"{MARKS.get(one.verdict, '')}{one.times_better:.2f}{MARKS.get(one.verdict, '')}{fewer}"
 
 
 def _beside(run: Run) -> str:

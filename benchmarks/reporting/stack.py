@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.reporting.forms import SERVED, Run, circumstances, number, over_turns, plot_of, rung_slug, rung_title, table
+from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, circumstances, number, over_turns, plot_of, rung_slug, rung_title, table
 from cllm.bench.metrics import CLIENT_SHARE_MAX
 
 N_FUNCTIONS: Final = 10  # of a profile
@@ -22,7 +22,8 @@ def _of_served(rung: Run, figure: str) -> float | None:
 
 
 def stack(run: Run) -> str:
-    parts = [f"### {run['name']}\n", circumstances(run)]
+    """What each stage carries with each number of streams, and what a profile says of the Trio thread."""
+    parts = [circumstances(run)]
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _carried(rung["stages"]), _served(rung)]
         parts += [client_of_stage(stage) for stage in rung["stages"] if "client_cpu_share" in stage]
@@ -47,13 +48,17 @@ def _carried(stages: Sequence[Run]) -> str:
             stage["name"],
             over_turns(stage["tokens_per_s"]),
             number(stage.get("steps_per_s")),
-            number(stage.get("cpu_us_per_token", {}).get("median")),
+            _spread(stage.get("cpu_us_per_token")),
             number(stage.get("us_per_token")),
             number(stage.get("us_per_step")),
         )
         for stage in stages
     ]
     return table(("", "stage", "tokens/s", "steps/s", "CPU us a token", "over the one above", "CPU us a step, over it"), rows)
+
+
+def _spread(values: Run | None) -> str:
+    return f"{number(values['median'])} ({number(values['min'])} to {number(values['max'])})" if values else UNKNOWN
 
 
 def _carried_enough(rung: Run) -> str:

@@ -15,11 +15,12 @@ from benchmarks.contenders import LLAMA_SERVER_SETTINGS, Contender
 from benchmarks.figures import FIGURES
 from benchmarks.promises import Part, Promise
 from benchmarks.reporting.forms import GLANCE_PLOT, number, of_kind, when
+from benchmarks.reporting.found import FOUND, WRITTEN_OF, Finding
 from benchmarks.reporting.glance import is_in_part, standings
 from benchmarks.reporting.peers import MAIN_FIGURES, MAIN_OVERLOAD_FIGURES, SIDE_FIGURES, n_settings
 from benchmarks.reporting.readme import BEGIN, END, readme_table, with_table
 from benchmarks.reporting.stack import client_of_stage
-from benchmarks.reporting.words import FOUND, MACHINES, MENDED, REASONS
+from benchmarks.reporting.words import MACHINES, MENDED, REASONS
 from benchmarks.standings import best_rows, median_of
 from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import summarize
@@ -174,9 +175,9 @@ def test_a_server_that_computes_while_the_other_is_measured_is_told_of() -> None
 
 def test_the_best_is_said_to_be_of_those_that_had_all_pairs() -> None:
     page = report.page([run_of(matches.page([side("a", 2.0), side("b", 1.0), side("dropped", 0.5, n_pairs=1)]))])
-    assert "llama-server a, of 2 settings, 1 more having had 1 of 3 pairs |" in page
+    assert "Each figure beside the best of 2 settings, 1 more having had 1 of 3 pairs:\n" in page
     page = report.page([run_of({**matches.page([side("a", 2.0), side("b", 0.5, n_pairs=1)]), "unfinished": ["llama-server (b)"]})])
-    assert "llama-server a, of 1 setting, 1 more having had 1 of 3 pairs, when the run was ended |" in page
+    assert "Each figure beside the best of 1 setting, 1 more having had 1 of 3 pairs, when the run was ended:\n" in page
     assert "The run was ended before all pairs were made: llama-server (b)." in page
 
 
@@ -218,7 +219,11 @@ def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its
     assert f"({counts})" in summary
     names = [line.split(" | ")[0].removeprefix("| ") for line in summary.splitlines() if line.startswith("| ")][2:]
     assert names == ["seed-40x8"] * 7 + ["another"] * 7  # ours without further options goes first
-    assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, alone | 3 of 3 |" in summary
+    assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes | 3 of 3 | 1 |" in summary
+    assert (
+        "| seed-40x8 | tokens/s | 11 | 22 | 0.500 (0.500 to 0.500) | loss | llama-server -b 64 | 0 of 3 | 2, 1 more in fewer pairs |"
+        in summary
+    )
 
 
 @pytest.mark.parametrize(("speed", "verdicts"), [(0.5, ["kept", "missed"]), (0.6, ["missed", "missed"])])
@@ -347,7 +352,7 @@ def test_what_a_pass_had_is_told_as_what_it_was(tmp_path: Path, workload: dict[s
 def test_of_a_single_pair_no_interval_is_told_and_nothing_is_said(tmp_path: Path) -> None:
     results.write("peers", "once", {}, {**matches.page([side("-no-kvu", 0.5, n_pairs=1)]), "not_found": []}, tmp_path)
     page = report.page(results.read_all(tmp_path))
-    assert "| once | tokens/s | 10 | 5 | 2.000 | unclear | llama-server -no-kvu, alone | 1 of 1 |" in page
+    assert "| once | tokens/s | 10 | 5 | 2.000 | unclear | llama-server -no-kvu | 1 of 1 | 1 |" in page
 
 
 def test_of_a_long_prompt_among_short_ones_its_own_first_text_is_a_main_figure(tmp_path: Path) -> None:
@@ -550,19 +555,39 @@ def test_a_readme_without_markers_is_refused_before_anything_is_written(
     assert not page.exists()
 
 
-def test_what_was_found_is_said_of_the_runs_that_it_was_found_in_and_of_no_others(folder: Path) -> None:
-    kept, others = results.read_all(results.FOLDER), results.read_all(folder)
-    of_kept, of_others = report.page(kept), report.page(others)
-    for kind, text in FOUND.items():
-        looked_through = "benchmarks/reporting/words.py is to be read again beside what was measured, then WRITTEN_OF renewed"
-        assert report.is_written_of(of_kind(kept, kind), kind), looked_through
-        assert text in of_kept
-        assert text not in of_others
-        newer, *rest = of_kind(kept, kind)
-        assert text not in report.page(rest)
-        assert text not in report.page([{**newer, "date": "today"}, *rest])
+def test_who_renews_a_run_reads_what_is_said_of_it_here_and_in_readme() -> None:
+    measured = {f"{run['kind']}-{run['name']}": f"{run['date']} {run['machine']['revision']}" for run in results.read_all()}
+    assert measured == WRITTEN_OF, "read benchmarks/reporting/found.py and README again beside what was measured, then renew WRITTEN_OF"
+
+
+def test_what_was_found_stands_before_the_runs_that_it_was_found_in(folder: Path) -> None:
+    of_kept, of_others = report.page(results.read_all()), report.page(results.read_all(folder))
+    for finding in FOUND:
+        assert finding.text in of_kept
+        assert finding.text not in of_others
+        own = of_kept.partition(f"### {finding.title}\n\n{finding.text}")[2].partition("\n### ")[0].partition("\n## ")[0]
+        assert [line.removeprefix("#### ") for line in own.splitlines() if line.startswith("#### ")] == [*finding.of] * bool(finding.title)
     assert MACHINES in of_kept
     assert MACHINES not in of_others
+
+
+@pytest.mark.parametrize("finding", FOUND, ids=lambda finding: finding.title or finding.kind)
+def test_what_was_found_is_said_of_no_other_runs(finding: Finding) -> None:
+    kept = results.read_all()
+    assert finding.holds_of(kept)
+    for name in finding.names:
+        kind, _, rest = name.partition("-")
+        (run,) = (run for run in kept if (run["kind"], run["name"]) == (kind, rest))
+        others = [other for other in kept if other is not run]
+        assert not finding.holds_of(others)
+        assert not finding.holds_of([{**run, "date": "today"}, *others])
+
+
+def test_a_run_of_which_nothing_is_said_stands_behind_those_that_have_their_finding() -> None:
+    kept = results.read_all()
+    (alike,) = (run for run in kept if (run["kind"], run["name"]) == ("peers", "shared-prefix"))
+    page = report.page([{**alike, "name": "another"}, *kept]).partition("## Beside other servers")[2].partition("\n## ")[0]
+    assert page.index("#### another\n") > page.index("\n### Others\n") > page.index("#### shared-prefix\n")
 
 
 def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -> None:
@@ -821,6 +846,25 @@ def test_matplotlib_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BenchFailed, match=r"pip install 'cllm\[bench\]'"):
         pyplot()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(0.9, "kept"), (0.93, "kept, narrowly"), (0.87, "missed, narrowly"), (1.0, "kept"), (0.8, "missed")]
+)
+def test_a_promise_of_one_run_says_that_it_was_near_its_bound(value: float, told: str, tmp_path: Path) -> None:
+    promise = Promise(workload="overload", figure="good requests", value=value, bound=0.9, is_least=True)
+    results.write("promises", "overload", {"seed": 1}, Part([promise], {}).page(), tmp_path)
+    assert f" | at least 0.9 | {told} | 20" in report.page(results.read_all(tmp_path))
+
+
+def test_a_figure_in_readme_that_fewer_pairs_tell_says_how_many(tmp_path: Path) -> None:
+    """Beside the one that is best nothing is told; beside the other, which ended early, ours is worse for sure."""
+    even, short = side("-no-kvu", 1.0, n_pairs=4), side("-b 64", 2.0)
+    for theirs, ours in zip(even.theirs, even.ours, strict=True):
+        theirs["tokens_per_s"] = ours["tokens_per_s"]
+    row = next(line for line in readme_table([run_of(matches.page([even, short]))]).splitlines() if line.startswith("| x |"))
+    assert "*0.50* (3 pairs)" in row
+    assert " | 3 (3) |" in row
 
 
 def test_a_fakes_steps_and_the_profile_of_its_server_are_told(folder: Path) -> None:
