@@ -140,7 +140,7 @@ class Settings:
         not_empty,
         has_home,
     )
-    mmap: Annotated[bool, MODEL] = _setting(True, "map the file into memory instead of reading it")
+    mmap: Annotated[bool, MODEL] = _setting(True, "map the file into memory instead of reading it, where the device bears it")
     mlock: Annotated[bool, MODEL] = _setting(False, "keep the model from being swapped out")
     chat_template_file: Annotated[str | None, MODEL] = _path(None, "a Jinja chat template in place of the model's own", readable_file)
     tool_format: Annotated[ToolFormat, MODEL] = _setting(

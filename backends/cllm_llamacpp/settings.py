@@ -29,7 +29,9 @@ _UNQUANTISED: Final = ("f32", "f16", "bf16")
 _FLASH_ATTENTION: Final = {FlashAttention.AUTO: -1, FlashAttention.OFF: 0, FlashAttention.ON: 1}  # auto: on unless the model cannot
 _SPLIT_MODES: Final = {SplitMode.NONE: 0, SplitMode.LAYER: 1, SplitMode.ROW: 2}
 LOAD_WITHOUT_MAPPING: Final = 0
-_LOAD_MODES: Final = {(False, False): LOAD_WITHOUT_MAPPING, (True, False): 1, (False, True): 2, (True, True): 3}  # (mmap, mlock)
+# By (mmap, mlock). -1 is llama.cpp's own choice: mapped, unless a device says that it does not bear that, as integrated GPUs, which would
+# load slowly or hold the weights twice. With locking there is no such choice.
+_LOAD_MODES: Final = {(False, False): LOAD_WITHOUT_MAPPING, (True, False): -1, (False, True): 2, (True, True): 3}
 
 _NO_DEVICES: Final = (ctypes.c_void_p * 1)(None)  # a list that ends at once
 

@@ -116,6 +116,16 @@ def test_weights_are_told_as_mapped_where_they_are_pages_of_their_file(load, mon
     assert info.mapped_bytes == (info.size_bytes if mapped_bytes is None else mapped_bytes)
 
 
+def test_a_file_is_mapped_where_llama_cpp_itself_would_unless_somebody_says_otherwise():
+    lib = open_library()
+
+    def load_mode(**asked):
+        return settings.model_params(lib, ModelSpec(path="", **asked), n_gpu_layers=0).load_mode
+
+    assert load_mode() == lib.llama_model_default_params().load_mode
+    assert [load_mode(mmap=mmap, mlock=mlock) for mmap, mlock in ((False, False), (False, True), (True, True))] == [0, 2, 3]
+
+
 def test_layers_without_attention_take_no_room_for_tokens(load, monkeypatch):
     from cllm import machine
 
