@@ -149,8 +149,10 @@ class Settings:
     gpu_layers: Annotated[int | None, MODEL, _short("-ngl", "--n-gpu-layers")] = _setting(
         None, "layers on the GPU, of llama-gpu (default: all that fit); llama-cpu has none there", at_least(0)
     )
-    split_mode: Annotated[SplitMode, MODEL, _short("-sm")] = _setting("layer", "how the model is laid out over several GPUs")
-    main_gpu: Annotated[int, MODEL, _short("-mg")] = _setting(0, "the GPU that holds what is not split", at_least(0))
+    split_mode: Annotated[SplitMode, MODEL, _short("-sm")] = _setting(
+        "layer", "how the model is laid out over several GPUs; row: only with a build for SYCL"
+    )
+    main_gpu: Annotated[int, MODEL, _short("-mg")] = _setting(0, "the one GPU that is used with --split-mode none", at_least(0))
     tensor_split: Annotated[str | None, MODEL, _short("-ts")] = _setting(None, "shares of the GPUs, as in 3,1", shares)
 
     embeddings: Annotated[bool, MODEL] = _setting(False, "also serve /v1/embeddings and /v1/rerank, from the same model")

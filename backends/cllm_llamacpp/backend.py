@@ -80,6 +80,8 @@ class LlamaBackend:
         if self.gpu and not (probe := self._probe_gpu(lib)).available:
             raise BackendUnavailable(probe.reason)
         settings.check(spec)
+        if self.gpu:
+            _check_rows(lib, spec)
         _check_file(spec.path)
         return lib
 
@@ -224,6 +226,18 @@ def _own_gpus(lib: Any, spec: ModelSpec) -> list[devices.Gpu]:
         there = "is GPU 0 alone" if len(found) == 1 else f"are GPUs 0 to {len(found) - 1}"
         raise LoadFailed(f"--main-gpu {spec.main_gpu}: there {there}")
     return [found[spec.main_gpu]]
+
+
+def _check_rows(lib: Any, spec: ModelSpec) -> None:
+    """Refuse to split rows over GPUs that cannot: llama.cpp says so in words of its own, once the file is read. Raises: LoadFailed."""
+    if spec.split_mode is not SplitMode.ROW or spec.n_gpu_layers == 0:
+        return
+    for gpu in devices.gpus(lib):
+        if not devices.splits_rows(lib, gpu):
+            raise LoadFailed(
+                f"--split-mode row: with this build of llama.cpp {gpu.name} cannot, only one for SYCL can; "
+                "left out, several GPUs share the layers"
+            )
 
 
 def _on_gpus(facts: Facts, n_layers: int, gpus: Sequence[devices.Gpu]) -> Facts:

@@ -58,6 +58,12 @@ def supported(lib: Any) -> list[str]:
     return [one for one in names if one not in _WITHOUT_GPU]
 
 
+def splits_rows(lib: Any, gpu: Gpu) -> bool:
+    """Whether a matrix can be split over several such GPUs by its rows. Source: make_gpu_buft_list (llama-model.cpp)."""
+    find = _function(lib.llama_cpp._lib, "ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    return bool(gpu.registry and find(gpu.registry, b"ggml_backend_split_buffer_type"))
+
+
 def taken(found: Sequence[Gpu]) -> list[Gpu]:
     """Return those of the devices that llama.cpp takes: each once, though several backends may show it, and integrated ones, of the first
     backend that shows any, only where there are no others. Source: llama_prepare_model_devices (llama.cpp).

@@ -121,6 +121,18 @@ def test_of_a_model_on_one_device_that_ones_memory_counts(monkeypatch):
         _gpu_bytes(None, attrs.evolve(spec, split_mode=SplitMode.NONE, main_gpu=1))
 
 
+def test_rows_are_not_split_over_gpus_that_cannot(lib, monkeypatch, tiny_files):
+    native = lib.llama_cpp._lib
+    processor = devices._gpu(native, devices._function(native, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)(0))
+    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(devices, "gpus", lambda _lib: [attrs.evolve(CARD, registry=processor.registry)])
+    monkeypatch.setattr(lib, "llama_model_load_from_file", lambda *_: pytest.fail("the file was loaded"))
+    spec = ModelSpec(path=str(tiny_files["qwen3"]), split_mode=SplitMode.ROW)
+    for load in (make_gpu_backend().load, make_gpu_backend().load_embedder):
+        with pytest.raises(LoadFailed, match=r"^--split-mode row: with this build of .* card cannot, only one for SYCL can"):
+            load(spec, lambda _share: True)
+
+
 @pytest.mark.parametrize(("parts", "n_gib"), [((), 14), ((0, 0), 14), ((1, 0), 7), ((3, 1), 28 / 3), ((1, 1, 5), 14)])
 def test_where_layers_are_dealt_by_parts_the_card_that_is_full_first_bounds_them(monkeypatch, parts, n_gib):
     monkeypatch.setattr(devices, "gpus", lambda _lib: [CARD, CARD])
