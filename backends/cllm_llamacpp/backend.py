@@ -118,20 +118,20 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         if not facts.generates:
             raise _does_not_generate(spec, facts)
         spec = settings.with_layout(spec, facts)
-        is_on_gpu = gpu and model_params.n_gpu_layers != 0  # without layers there, cells lie in the machine's own memory too
+        is_on_gpu = gpu and model_params.n_gpu_layers != 0  # without layers there, no GPU has a part in what is computed
         if not is_on_gpu:
             settings.check_memory(spec, facts, machine.memory_bytes())
         elif 0 <= model_params.n_gpu_layers < (n_layers := lib.llama_model_n_layer(model)):
             settings.check_memory(spec, facts, machine.memory_bytes(), share=1 - model_params.n_gpu_layers / n_layers)
         free_bytes = _gpu_bytes(lib, spec) if is_on_gpu else free_before - facts.info.size_bytes
         adapters, abort = load_adapters(lib, model, spec.loras, parts), AbortFlag(lib)
-        contexts = Contexts(lib, model, facts, adapters, abort, gpu)
+        contexts = Contexts(lib, model, facts, adapters, abort, is_on_gpu)
         parts.callback(contexts.free)
         context = contexts.make(spec, free_bytes=free_bytes)
         if not context.memory:  # embedding and diffusion models keep no cells
             raise _does_not_generate(spec, facts)
         native = Native(lib=lib, model=model, contexts=contexts, abort=abort, model_params=model_params, parts=parts)
-        loaded = LlamaModel(native, context, facts, spec, gpu=gpu)
+        loaded = LlamaModel(native, context, facts, spec, gpu=is_on_gpu)
         _warm_up(loaded, spec)
         native.parts = parts.pop_all()
         return loaded
@@ -147,7 +147,8 @@ def _load_embedder(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: b
         vocabulary = LlamaVocabulary(lib, model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
         parts.callback(vocabulary.close)
         adapters = load_adapters(lib, model, spec.loras, parts)
-        embedder = make_embedder(lib, model, facts, spec, vocabulary, adapters, parts, n_usual=N_TOKENS_OWN, gpu=gpu)
+        is_on_gpu = gpu and model_params.n_gpu_layers != 0
+        embedder = make_embedder(lib, model, facts, spec, vocabulary, adapters, parts, n_usual=N_TOKENS_OWN, gpu=is_on_gpu)
         embedder.own(parts.pop_all(), model_params)
         return embedder
 

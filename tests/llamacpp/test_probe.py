@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from cllm import machine
-from cllm.backend import CONTRACT_VERSION, ModelSpec, SplitMode
+from cllm.backend import CONTRACT_VERSION, KvLayout, ModelSpec, SplitMode
 from cllm.errors import BackendUnavailable, LoadFailed
 from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
 from cllm_llamacpp import backend as backend_module
@@ -185,6 +185,25 @@ def test_cells_of_layers_that_are_not_on_the_gpu_are_bounded_by_the_machines_mem
     spec = ModelSpec(path=str(tiny_files["qwen3"]), n_cells=4096, n_gpu_layers=n_gpu_layers)
     with pytest.raises(LoadFailed, match="this machine has 0: ask for fewer"):
         make_gpu_backend().load(spec, lambda _share: True)
+
+
+@pytest.mark.parametrize("n_gpu_layers", [None, 0])
+def test_a_model_without_a_layer_on_the_gpu_can_do_what_one_on_the_processor_can(lib, monkeypatch, tiny_files, n_gpu_layers):
+    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(devices, "gpus", lambda _lib: [devices.Gpu("card", 1 << 30, 8 << 30)])  # less than what is to stay free
+    spec = ModelSpec(path=str(tiny_files["qwen3"]), n_threads=1, n_cells=512, n_gpu_layers=n_gpu_layers)
+    model, processors = (make().load(spec, lambda _share: True) for make in (make_gpu_backend, make_cpu_backend))
+    try:
+        assert model.info.n_gpu_layers == 0
+        assert model.capabilities == processors.capabilities
+        assert model.capabilities.can_abort
+        assert model.layouts == processors.layouts == {KvLayout.UNIFIED, KvLayout.STREAMS}
+    finally:
+        model.close()
+        processors.close()
+    embedder = make_gpu_backend().load_embedder(spec, lambda _share: True)
+    assert not embedder._gpu
+    embedder.close()
 
 
 def test_what_a_device_is_stands_where_llama_cpp_writes_it(lib):
