@@ -517,6 +517,16 @@ def test_log_lines_are_put_together_and_errors_are_kept(caplog):
     assert sink.last_errors() == ("load: it broke",)
 
 
+def test_where_an_adapters_tensors_go_is_no_warning(caplog):
+    from cllm_llamacpp.logs import LogSink
+
+    sink = LogSink()
+    with caplog.at_level("INFO", "cllm.llamacpp"), sink.loading():
+        sink.feed(3, "init: lora for 'blk.0.attn_q.weight' cannot use buft 'CPU_REPACK', fallback to CPU\n")
+
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
 def test_what_another_model_says_meanwhile_is_not_taken_for_a_loads_own_error():
     from cllm_llamacpp.logs import LogSink
 
