@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from cllm import machine
+
 _GPU, _IGPU = 1, 2  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
 _WITHOUT_GPU = frozenset({"CPU", "BLAS", "RPC"})  # what any build may have
 
@@ -78,10 +80,11 @@ def taken(found: Sequence[Gpu]) -> list[Gpu]:
 def _gpu(native: Any, device: Any) -> Gpu:
     props = _Props()
     _function(native, "ggml_backend_dev_get_props", None, ctypes.c_void_p, ctypes.POINTER(_Props))(device, ctypes.byref(props))
+    tells_memory = bool(props.memory_total)  # else llama.cpp counts the host's, too: llama_model_base::load_tensors (llama-model.cpp)
     return Gpu(
         name=(props.description or b"").decode("utf-8", "replace"),
-        free_bytes=props.memory_free,
-        total_bytes=props.memory_total,
+        free_bytes=props.memory_free if tells_memory else machine.free_memory_bytes(),
+        total_bytes=props.memory_total if tells_memory else machine.memory_bytes(),
         is_integrated=props.type == _IGPU,
         device_id=(props.device_id or b"").decode("utf-8", "replace"),
         registry=_function(native, "ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)(device) or 0,

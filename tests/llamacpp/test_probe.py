@@ -218,6 +218,27 @@ def test_what_a_device_is_stands_where_llama_cpp_writes_it(lib):
     assert (processor.is_integrated, processor.registry > 0) == (False, True)
 
 
+def test_of_a_device_that_tells_no_memory_the_machines_counts(lib, monkeypatch):
+    function = devices._function
+
+    def without_memory(native, name, *types):
+        real = function(native, name, *types)
+        if name != "ggml_backend_dev_get_props":
+            return real
+
+        def props_of(device, pointer):
+            real(device, pointer)
+            pointer._obj.memory_free = pointer._obj.memory_total = 0
+
+        return props_of
+
+    monkeypatch.setattr(devices, "_function", without_memory)
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 3 << 30)
+    native = lib.llama_cpp._lib
+    found = devices._gpu(native, function(native, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)(0))
+    assert (found.free_bytes, found.total_bytes) == (3 << 30, machine.memory_bytes())
+
+
 def test_the_devices_of_this_build_can_be_asked_for(lib):
     assert all(gpu.free_bytes <= gpu.total_bytes for gpu in devices.gpus(lib))
 
