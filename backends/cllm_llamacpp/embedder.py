@@ -20,6 +20,7 @@ from cllm_llamacpp.adapters import Adapters
 from cllm_llamacpp.batch import BatchPointers
 from cllm_llamacpp.facts import Facts
 from cllm_llamacpp.library import LOG
+from cllm_llamacpp.pages import give_back_zeros
 from cllm_llamacpp.vocabulary import LlamaVocabulary
 
 _POOLING_NONE: Final = 0
@@ -157,6 +158,7 @@ class LlamaEmbedder:
         self.n_rows_max = sizes.n_rows_max
         self.can_split = sizes.can_split and bool(self._memory) and bool(lib.llama_get_causal_attn(context))
         self._pointers = BatchPointers(lib)
+        self._given_back = (0, 0)  # address and bytes
 
     def own(self, parts: ExitStack, *kept: object) -> None:
         """Free `parts` when it is closed; `kept` is what they go on reading."""
@@ -171,6 +173,8 @@ class LlamaEmbedder:
             raise ModelDied("the GPU failed, and computes nothing more for this process")
         if code != 0:
             raise StepFailed(f"llama.cpp failed with code {code}")
+        if not (self._memory or self._gpu):
+            self._give_back_logits(batch.n_rows)
         return self._scores(batch) if self.pooling is Pooling.RANK else self._rows(batch.n_rows)
 
     def drop(self, slot: int) -> None:
@@ -195,6 +199,17 @@ class LlamaEmbedder:
         if not np.isfinite(self.step(batch)).any():
             raise StepFailed("its vectors are not numbers: the file is damaged, or was converted badly")
         self.drop(0)
+
+    def _give_back_logits(self, n_rows: int) -> None:
+        """The room that llama.cpp clears for the logits of each row before the vectors, up to gigabytes, which an encoder does not fill.
+
+        With another number of rows the vectors lie elsewhere, where others' logits had room.
+        """
+        address = ctypes.cast(self._lib.llama_get_logits(self._context), ctypes.c_void_p).value or 0
+        n_bytes = ctypes.sizeof(ctypes.c_float) * self.vocabulary.n_tokens * max(n_rows, self.n_slots)
+        if (address, n_bytes) != self._given_back:
+            give_back_zeros(address, n_bytes)
+            self._given_back = address, n_bytes
 
     def _rows(self, n_rows: int) -> Vectors:
         address = ctypes.cast(self._lib.llama_get_embeddings(self._context), ctypes.c_void_p).value

@@ -238,6 +238,30 @@ def test_recurrent_states_are_not_vouched_for_after_a_step_that_failed_while_it_
         vectors(bert, [[7]])
 
 
+def test_room_for_logits_that_nobody_reads_is_given_back_once_for_each_number_of_rows(
+    bert_files: Mapping[str, Path], embedder: Embedders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cllm_llamacpp.embedder._N_SLOTS", 4)
+    bert = embedder(bert_files["MEAN"])
+    given_back: list[int] = []
+    monkeypatch.setattr("cllm_llamacpp.embedder.give_back_zeros", lambda address, n_bytes: given_back.append(n_bytes) if address else None)
+    monkeypatch.setattr(bert.vocabulary, "n_tokens", 250_000)
+    for n_rows in (60, 60, 3, 4, 60):
+        vectors(bert, [[5] * n_rows])
+    assert given_back == [4 * 250_000 * n_rows for n_rows in (60, 4, 60)]  # for as many as slots there is room in any case
+
+
+def test_vectors_that_lie_where_others_logits_had_room_are_not_given_back(
+    bert_files: Mapping[str, Path], embedder: Embedders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cllm_llamacpp.embedder._N_SLOTS", 4)
+    inputs = [[5] * 60, [6] * 30, [7]]
+    alone = [vectors(embedder(bert_files["MEAN"]), [one])[0][0] for one in inputs]
+    bert = embedder(bert_files["MEAN"])
+    for _ in range(3):
+        assert np.array([vectors(bert, [one])[0][0] for one in inputs]) == pytest.approx(np.array(alone), abs=1e-3)
+
+
 def test_a_served_model_gives_vectors_beside_its_text(load: Any, drive: Any, embedder: Embedders, tiny_files: Mapping[str, Path]) -> None:
     model = load("qwen3")
     undisturbed = drive(load("qwen3")).greedy({0: [1, 2, 3]}, 8)
