@@ -121,7 +121,8 @@ class ModelInfo:
     n_embd: int
     quantization: str = ""
     build: str = ""  # what computes was compiled for, as its library tells, and with how many threads; with another steps take other times
-    cells_bytes: int = 0  # memory of all cells; 0: not known
+    cells_bytes: int = 0  # memory of all cells, and of what else slots keep; 0: not known
+    fixed_bytes: int = 0  # of `cells_bytes`, what does not grow with the cells: recurrent states, sliding windows
     n_gpu_layers: int | None = None  # layers on the GPU, below zero for all; in a process of its own the next one is told so many
     mapped_bytes: int = 0  # of `size_bytes`, what is in the host's memory as pages of a file: the system counts them as free
     fingerprint: str = ""

@@ -28,6 +28,8 @@ class Context:
     n_cells_slot: int
     n_sequences: int  # slots, and spare ones
     n_rows_max: int
+    cells_bytes: int  # of all that is kept of sequences; 0: llama.cpp did not say
+    fixed_bytes: int  # of these, what has other cells than `n_cells_slot`: recurrent states, windows
 
 
 @attrs.define(eq=False)
@@ -50,7 +52,7 @@ class Contexts:
         self.free()
         params = settings.context_params(self.lib, spec, self.facts, free_bytes=free_bytes, gpu=self.gpu)
         params.abort_callback, params.abort_callback_data = self.abort.callback, self.abort.address
-        LOG.forget_errors()
+        LOG.forget()
         self._handle = self.lib.llama_init_from_model(self.model, params) or None
         if self._handle is None:
             raise load_failed(spec.path, f"no memory for {params.n_ctx} cells")
@@ -76,12 +78,15 @@ class Contexts:
 
     def _described(self, handle: Any, layout: KvLayout) -> Context:
         lib = self.lib
+        caches, n_cells_slot = LOG.last_caches(), lib.llama_n_ctx_seq(handle)
         return Context(
             handle=handle,
             memory=lib.llama_get_memory(handle),
             layout=layout,
             n_cells=lib.llama_n_ctx(handle),
-            n_cells_slot=lib.llama_n_ctx_seq(handle),
+            n_cells_slot=n_cells_slot,
             n_sequences=lib.llama_n_seq_max(handle),
             n_rows_max=lib.llama_n_batch(handle),
+            cells_bytes=sum(cache.n_bytes for cache in caches),
+            fixed_bytes=sum(cache.n_bytes for cache in caches if cache.n_cells != n_cells_slot),
         )

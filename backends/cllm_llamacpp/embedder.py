@@ -86,14 +86,15 @@ def make_embedder(
         raise LoadFailed(f"{spec.path}: models with an encoder and a decoder give no vectors here")
     pooling = _pooling(spec, facts)
     sizes = sizes_of(spec, facts, vocabulary.n_tokens, n_usual=n_usual, free_bytes=machine.free_memory_bytes())
-    LOG.forget_errors()
+    LOG.forget()
     context = lib.llama_init_from_model(model, _context_params(lib, spec, facts, sizes, pooling, gpu=gpu))
     if not context:
         errors = LOG.last_errors()
         raise LoadFailed(f"{spec.path}: no context for vectors: {errors[0] if errors else 'no memory'}")
     parts.callback(lib.llama_free, context)
     adapters.activate(context)
-    cells_bytes = int(settings.bytes_per_cell(spec, facts) * sizes.n_cells) if lib.llama_get_memory(context) else 0
+    n_cells = sizes.n_cells if lib.llama_get_memory(context) else 0  # none are kept where rows see all others
+    cells_bytes = sum(cache.n_bytes for cache in LOG.last_caches()) or int(settings.bytes_per_cell(spec, facts) * n_cells)
     info = attrs.evolve(facts.info, cells_bytes=cells_bytes)
     embedder = LlamaEmbedder(lib, model, context, info, sizes, pooling, vocabulary, gpu=gpu, has_recurrent_state=facts.has_recurrent_state)
     try:

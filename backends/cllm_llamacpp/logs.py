@@ -1,14 +1,17 @@
-"""Takes llama.cpp's log lines to Python's logging, and keeps the last errors to explain a failed load."""
+"""Takes llama.cpp's log lines to Python's logging, and keeps of them what nothing else tells: errors, and a context's memory."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
+
+import attrs
 
 logger = logging.getLogger("cllm.llamacpp")
 
@@ -17,6 +20,9 @@ _WARN: Final = 3
 _ERROR: Final = 4
 
 _N_ERRORS_KEPT: Final = 8
+_N_CACHES_KEPT: Final = 64
+
+_CACHE: Final = re.compile(r"size = +([0-9.]+) MiB \( *([0-9]+) cells")  # llama_kv_cache, llama_memory_recurrent
 
 _EXPECTED: Final = (
     "possible training context overflow",  # the cells of a pool are those of many contexts
@@ -25,12 +31,21 @@ _EXPECTED: Final = (
 )
 
 
+@attrs.frozen
+class Cache:
+    """A part of a context's memory: of the layers with plain attention, of those with a window, or of recurrent states."""
+
+    n_bytes: int
+    n_cells: int  # of each slot's part, if it has one of its own; of recurrent states as many as slots
+
+
 class _Heard(threading.local):
     """What one thread's calls have said: while one model computes, another may be loaded, and what each says is its own."""
 
     def __init__(self) -> None:
         self.is_loading = False
         self.errors: deque[str] = deque(maxlen=_N_ERRORS_KEPT)
+        self.caches: deque[Cache] = deque(maxlen=_N_CACHES_KEPT)
         self.text = ""
         self.level = 0
 
@@ -52,18 +67,22 @@ class LogSink:
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
         """For the time of a load: the errors kept are its own."""
-        self.forget_errors()
+        self.forget()
         self._heard.is_loading = True
         try:
             yield
         finally:
             self._heard.is_loading = False
 
-    def forget_errors(self) -> None:
+    def forget(self) -> None:
         self._heard.errors.clear()
+        self._heard.caches.clear()
 
     def last_errors(self) -> tuple[str, ...]:
         return tuple(self._heard.errors)
+
+    def last_caches(self) -> tuple[Cache, ...]:
+        return tuple(self._heard.caches)
 
     def _on_text(self, level: int, text: bytes, _user_data: object) -> None:
         with contextlib.suppress(Exception):  # nothing may be raised into C
@@ -87,6 +106,8 @@ class LogSink:
     def _emit(self, line: str) -> None:
         if self._heard.level == _ERROR:
             self._heard.errors.append(line)
+        elif cache := _CACHE.search(line):
+            self._heard.caches.append(Cache(n_bytes=round(float(cache[1]) * 2**20), n_cells=int(cache[2])))
         logger.log(self._importance(line), "%s", line)
 
     def _importance(self, line: str) -> int:

@@ -70,9 +70,15 @@ class LlamaModel:
         self.n_cells_slot = context.n_cells_slot
         self.n_slots = context.n_sequences - settings.N_SPARE if self.capabilities.can_save_part else context.n_sequences
         mark = fingerprint(self._mark_of_files, spec, facts, n_slots=self.n_slots, n_cells_slot=self.n_cells_slot, gpu=self._gpu)
-        cells_bytes = int(settings.bytes_per_cell(spec, facts) * self.n_cells)
+        cells_bytes = context.cells_bytes or int(settings.bytes_per_cell(spec, facts) * self.n_cells)
         threads = f"{self._lib.llama_n_threads(context.handle)} and {self._lib.llama_n_threads_batch(context.handle)} threads"
-        self.info = attrs.evolve(facts.info, fingerprint=mark, cells_bytes=cells_bytes, build=f"{facts.info.build} {threads}")
+        self.info = attrs.evolve(
+            facts.info,
+            fingerprint=mark,
+            cells_bytes=cells_bytes,
+            fixed_bytes=context.fixed_bytes,
+            build=f"{facts.info.build} {threads}",
+        )
         # Cells of a window are shared until one of the sharers frees them, and meanwhile cannot be overwritten: copies do not run full.
         self._shares_cells = layout is KvLayout.UNIFIED and not (facts.has_window or facts.lies_apart)
         self._n_rows_fitting = context.n_rows_max  # fewer than at load where there are fewer cells than a step may have rows

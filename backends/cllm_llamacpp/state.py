@@ -101,7 +101,7 @@ class States:
         return start + n_cells
 
     def _restore(self, slot: int, state: bytes, n_cells: int) -> None:
-        LOG.forget_errors()
+        LOG.forget()
         n_bytes = len(state) - _HEADER.size
         data = ctypes.cast(_address(state) + _HEADER.size, ctypes.POINTER(ctypes.c_uint8))
         if self._lib.llama_state_seq_set_data(self._context, data, n_bytes, slot) != n_bytes:

@@ -325,7 +325,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         n_slots_apart=n_slots_apart if n_cells_apart and may_change_layout(model, settings) else None,
         n_cells_slot_apart=n_cells_apart,
         carries_states=_carries_states(model),
-        cell_n_bytes=max(model.info.cells_bytes / model.n_cells, 1.0),
+        cell_n_bytes=max((model.info.cells_bytes - model.info.fixed_bytes) / model.n_cells, 1.0),
         layout_change_s=LAYOUT_S + LAYOUT_GIB_S * model.info.cells_bytes / 2**30,
     )
     if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes

@@ -262,6 +262,15 @@ def test_vectors_that_lie_where_others_logits_had_room_are_not_given_back(
         assert np.array([vectors(bert, [one])[0][0] for one in inputs]) == pytest.approx(np.array(alone), abs=1e-3)
 
 
+def test_what_gives_vectors_counts_the_states_of_its_slots_and_none_where_nothing_is_kept(
+    tiny_files: Mapping[str, Path], bert_files: Mapping[str, Path], embedder: Embedders
+) -> None:
+    hybrid = embedder(tiny_files["qwen35"])
+    bytes_per_cell = 2 * 2 * (16 + 16) * 4  # every other layer of four, heads, key and value, f32
+    assert hybrid.info.cells_bytes > hybrid.n_cells * bytes_per_cell
+    assert embedder(bert_files["MEAN"]).info.cells_bytes == 0
+
+
 def test_a_served_model_gives_vectors_beside_its_text(load: Any, drive: Any, embedder: Embedders, tiny_files: Mapping[str, Path]) -> None:
     model = load("qwen3")
     undisturbed = drive(load("qwen3")).greedy({0: [1, 2, 3]}, 8)

@@ -131,9 +131,28 @@ def test_layers_without_attention_take_no_room_for_tokens(load, monkeypatch):
 
     model = load("qwen35")
     bytes_per_cell = 2 * 2 * (16 + 16) * 4  # every other layer of four, heads, key and value, f32
-    assert model.info.cells_bytes == model.n_cells * bytes_per_cell
+    assert model.info.cells_bytes - model.info.fixed_bytes == model.n_cells * bytes_per_cell
     monkeypatch.setattr(machine, "free_memory_bytes", lambda: 4 * 3000 * bytes_per_cell + model.info.size_bytes)
     assert load("qwen35", n_cells=None).n_cells == 3072
+
+
+def test_states_and_windows_count_as_memory_that_does_not_grow_with_cells(load):
+    for architecture in ("qwen35", "gemma3"):
+        few = load(architecture, n_cells=8192, n_live=2).info
+        many = load(architecture, n_cells=8192, n_live=64).info
+        long = load(architecture, n_cells=16384, n_live=2).info
+        assert 0 < few.fixed_bytes < many.fixed_bytes
+        assert long.fixed_bytes == few.fixed_bytes
+        grown = [info.cells_bytes - info.fixed_bytes for info in (few, many, long)]
+        assert grown == [grown[0], grown[0], 2 * grown[0]]
+        assert grown[0] == 8192 * 2 * 2 * (16 + 16) * 4  # every other layer of four, heads, key and value, f32
+    assert load("qwen3").info.fixed_bytes == 0
+
+
+def test_where_llama_cpp_says_nothing_of_its_memory_cells_are_counted(load, monkeypatch):
+    expected = load().info.cells_bytes
+    monkeypatch.setattr("cllm_llamacpp.logs.LogSink.last_caches", lambda _sink: ())
+    assert load().info.cells_bytes == expected == 1024 * 4 * 2 * (16 + 16) * 4  # layers, heads, key and value, f32
 
 
 @pytest.mark.parametrize(
@@ -534,7 +553,7 @@ def test_what_another_model_says_meanwhile_is_not_taken_for_a_loads_own_error():
     with sink.loading():
         sink.feed(4, "load: the cause")
         for text in ("decode: no room\n", "half a line"):
-            other = threading.Thread(target=lambda text=text: (sink.forget_errors(), sink.feed(4, text)))
+            other = threading.Thread(target=lambda text=text: (sink.forget(), sink.feed(4, text)))
             other.start()
             other.join(60)
         sink.feed(5, " goes on\n")

@@ -297,6 +297,12 @@ def test_slots_are_copied_where_a_copy_has_room(can: dict[str, bool], layout: Kv
     assert limits_of(model, Settings()).copies_slots is copies
 
 
+def test_what_does_not_grow_with_cells_is_not_divided_among_them() -> None:
+    model = FakeModel()
+    model.info = attrs.evolve(model.info, cells_bytes=1000 * model.n_cells + 5, fixed_bytes=5)
+    assert limits_of(model, Settings()).cell_n_bytes == 1000
+
+
 def test_cells_for_vectors_count_and_weights_where_they_are_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     class Vectors(FakeEmbedder):
         def __init__(self) -> None:

@@ -208,7 +208,7 @@ def _what_stays(loaded: frames.AnyLoaded | None) -> dict[str, object]:
     if isinstance(loaded, frames.LoadedStreams):  # who schedules himself may round
         left_out.add("n_cells")
     facts = {name: getattr(loaded, name) for name in loaded.__struct_fields__ if name not in left_out}
-    info = attrs.evolve(loaded.info, build="", cells_bytes=0, mapped_bytes=0)
+    info = attrs.evolve(loaded.info, build="", cells_bytes=0, fixed_bytes=0, mapped_bytes=0)
     return {**facts, **{f"info.{name}": getattr(info, name) for name in attrs.fields_dict(type(info))}}
 
 
