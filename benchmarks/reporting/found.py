@@ -290,6 +290,7 @@ What is told of other pairs than the table's is of runs that are not kept.
         kind="peers",
         title="Overload",
         of=("overload-0.5x-c8", "overload-1x-c8", "overload-2x-c8", "overload-4x-c8"),
+        quotes=("passes-8-sequences",),
         text="""\
 Requests come in bursts of 24, at random times, whatever becomes of those before, at half, one, two and four times 0.59 a second, which is
 what the machine served when that was measured, once, cold. Prompts go in pieces beside answers, and once some have waited in vain the
@@ -301,9 +302,10 @@ newest of those who wait go first. Below, the whole is what can be served.
   come at p90 after 1.25 (`-kvu -b 64`), 1.38 (`-no-kvu`), 1.62 (`-b 64`), 1.66 (`no prompt cache`) and 1.82 times (`-kvu`) the time, and
   whole answers at p50 after 1.25 to 1.27 times that of `-kvu` and `-b 64`. A prompt in pieces makes more of the steps that answers wait for
   longer, and itself ends later: gaps at p50 are 1.11 to 1.35 times as long as those of `-no-kvu`, `-kvu` and `no prompt cache`, at p90 1.67
-  to 1.86 times, and at p99 0.30 to 0.44 times. Steps with a piece of a prompt cost more, too: 1.05 to 1.10 times their CPU time a token,
-  which is 0.98 to 0.99 of the tokens/s of `no prompt cache` and `-no-kvu`, and where all that comes can just be served such a difference
-  makes who comes wait.
+  to 1.86 times, and at p99 0.30 to 0.44 times. Pieces cost more, too, 1.05 to 1.10 times the CPU time a token: by the single calls above 25
+  rows of a prompt beside seven answers take 74 ms where each slot has cells of its own, and 60 as a part of 128 by themselves. That is 0.98
+  to 0.99 of the tokens/s of `no prompt cache` and `-no-kvu`, and where all that comes can just be served such a difference makes who comes
+  wait.
 - **Beside `-no-kvu`** at twice and four times as much gaps are 0.4 of its at p99 and 1.7 to 2.0 times as long at p90; first texts at p90
   come after 1.61 times the time at twice as much, at p99 after 1.6 times, as at the whole, and 1.27 times at the half.
 - **Beside `-b 32`**, which cuts prompts too, at twice and at four times as much: 1.08 and 1.09 times the tokens/s, gaps at p50 0.78 and
