@@ -178,7 +178,7 @@ def _prepare(node: Schema, pointer: str) -> None:
     if "$schema" in node and str(node["$schema"]).removesuffix("#") not in _DRAFTS:
         del node["$schema"]
     if str(node.get("$ref")).startswith("#"):
-        node["$ref"] = quote(unquote(node["$ref"]), safe="#/$~")  # people leave out what URIs want
+        node["$ref"] = quote(unquote(node["$ref"]), safe="#/$~", errors="replace")  # people leave out what URIs want
     if str(node.get("format")) in _SILENT_FORMATS:
         del node["format"]
     if isinstance(node.get("pattern"), str):

@@ -157,6 +157,23 @@ async def test_what_anthropics_servers_did_is_no_part_of_a_conversation_that_goe
         assert await prompt_of(api, messages=[said[0], {"role": "assistant", "content": theirs}, said[2]]) == plain
 
 
+async def test_tools_that_a_compaction_brings_along_are_offered_as_those_of_a_turn_are(serve: Any) -> None:
+    said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
+    look = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": look}}
+    changes = [added, {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "other"}}]
+    compaction = {"type": "compaction", "content": "two", "tool_changes": changes}
+    async with serve() as api:
+        plain = await prompt_of(api, messages=said, tools=[look])
+        assert await prompt_of(api, messages=[said[0], {"role": "assistant", "content": [compaction]}, said[2]]) == plain
+
+
+async def test_thinking_between_tools_is_taken_as_a_wish_as_adaptive_is(serve: Any) -> None:
+    async with serve() as api:
+        wishes = [await prompt_of(api, thinking={"type": kind}) for kind in ("adaptive", "between_tools")]
+    assert wishes[0] == wishes[1]
+
+
 async def test_of_an_image_that_a_tool_gave_the_model_is_told_and_one_of_the_users_is_refused_in_words_they_know(
     serve: Any,
 ) -> None:

@@ -557,6 +557,14 @@ async def test_a_conversation_that_began_at_openai_goes_on_without_what_its_serv
         {"type": "tool_search_call", "call_id": "t", "execution": "client", "arguments": {"query": "x"}},
         {"type": "tool_search_output", "call_id": "t", "tools": [{"type": "function", "name": "f"}]},
         {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": [{"name": "f", "input_schema": {}}]},
+        {"type": "program", "id": "p", "call_id": "p", "code": "1", "fingerprint": "f"},
+        {"type": "program_output", "id": "q", "call_id": "p", "result": "1", "status": "completed"},
+        {"type": "shell_call", "call_id": "h", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "h", "output": [{"stdout": "a", "outcome": {"type": "exit", "exit_code": 0}}]},
+        {"type": "computer_call", "call_id": "k", "id": "k", "action": {"type": "screenshot"}, "pending_safety_checks": []},
+        {"type": "computer_call_output", "call_id": "k", "output": {"type": "computer_screenshot", "image_url": "x"}},
+        {"type": "apply_patch_call", "call_id": "l", "status": "completed", "operation": {"type": "delete_file", "path": "a"}},
+        {"type": "apply_patch_call_output", "call_id": "l", "status": "completed", "output": "done"},
     ]
     call = {"call_id": "c", "name": "apply_patch"}
     patch = 'begin\n"end"'
@@ -595,6 +603,8 @@ async def test_a_conversation_that_began_at_openai_goes_on_without_what_its_serv
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": {"a": 1}}]}, "input[0].output"),
+        ({"input": [{"role": "user", "content": [{"image_url": "x"}]}]}, "input[0].content[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),

@@ -141,6 +141,13 @@ async def test_a_schema_keeps_the_order_of_its_members(serve: Any) -> None:
         assert list(json.loads(answer.text())) == ["z", "a", "x"]
 
 
+@pytest.mark.parametrize("fields", [{"guided_json": '{"$ref": "#/\\ud83d"}'}, {"grammar": 'start: %json {"$ref": "#/\\ud83d"}'}])
+async def test_half_a_character_in_a_place_of_a_schema_is_nowhere(serve: Any, fields: dict[str, str]) -> None:
+    async with serve() as api:
+        answer = await api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], **fields})
+    assert (answer.status, answer.error["param"]) == (400, *fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "pointer"),
     [
@@ -154,6 +161,11 @@ async def test_a_schema_keeps_the_order_of_its_members(serve: Any) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": {"b": {"not": {}}}}}}},
             "response_format.json_schema.schema",
             "#/properties/b",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": '{"$ref": "#/\\ud83d"}'}}},
+            "response_format.json_schema.schema",
+            "#",
         ),
         ({"response_format": {"type": "yaml"}}, "response_format.type", None),
         ({"response_format": {"type": "json_object", "schema": {"uniqueItems": True}}}, "response_format.schema", "#"),

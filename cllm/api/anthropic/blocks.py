@@ -184,9 +184,10 @@ class Fallback(ServersDoing, tag_field="type", tag="fallback"):
 
 
 class Compaction(msgspec.Struct, tag_field="type", tag="compaction"):
-    """What came before it in few words, read as a text."""
+    """What came before it in few words, read as a text, and what had become of the tools by then."""
 
     content: str | None = None
+    tool_changes: list[ToolAddition | ToolRemoval] | None = None
 
 
 Block: TypeAlias = (

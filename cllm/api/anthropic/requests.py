@@ -56,7 +56,7 @@ class ToolChoice(msgspec.Struct):
 class ThinkingFields(msgspec.Struct):
     """Whether the model is to think before it answers, and how much."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
 
 
@@ -258,10 +258,11 @@ def _added(body: CountRequest | MessagesRequest) -> Iterator[ToolFields]:
     known = {tool.name for tool in body.tools or ()}
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
-            tool = block.tool.definition if isinstance(block, ToolAddition) else None
-            if tool is not None and tool.name is not None and tool.name not in known:
-                known.add(tool.name)
-                yield tool
+            for change in (block.tool_changes or ()) if isinstance(block, Compaction) else (block,):
+                tool = change.tool.definition if isinstance(change, ToolAddition) else None
+                if tool is not None and tool.name is not None and tool.name not in known:
+                    known.add(tool.name)
+                    yield tool
 
 
 _SERVERS_TOOLS: Final = ("web_search_", "web_fetch_", "code_execution_", "advisor_", "tool_search_tool_", "mcp_toolset")
@@ -303,7 +304,7 @@ _NAMES: Final = {
 def _thinking(body: CountRequest | MessagesRequest) -> Thinking:
     effort = None if body.output_config is None else body.output_config.effort
     match body.thinking:
-        case None | ThinkingFields(type="adaptive"):
+        case None | ThinkingFields(type="adaptive" | "between_tools"):
             return Thinking(effort=effort, names=_NAMES)
         case ThinkingFields(type="disabled"):
             return Thinking(enabled=False, names=_NAMES)

@@ -25,7 +25,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 class Part(msgspec.Struct, omit_defaults=True):
     """A part of an item's content."""
 
-    type: str
+    type: str = ""
     text: str | None = None
     refusal: str | None = None
     encrypted_content: str | None = None  # of a message between agents: a text, where it was not OpenAI's server that encrypted it
@@ -44,7 +44,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     namespace: str | None = None  # of the function that is called
     arguments: str | dict[str, Any] | None = None  # an object only where a tool of OpenAI's is called
     input: str | None = None  # of a custom tool, which takes any text
-    output: str | list[Part] | None = None
+    output: str | list[Part] | dict[str, Any] | None = None  # an object only where a tool of OpenAI's was called
     summary: list[Part] | None = None
     encrypted_content: str | None = None  # of reasoning, for clients that bring back nothing else of it
 
@@ -174,10 +174,12 @@ _NEEDED = {
     "reasoning": (),
     "agent_message": ("content",),
 }
-# What OpenAI's servers did with their own tools, which a conversation that began there brings along: no turn, as the tools are not offered.
+# What was done with OpenAI's own tools, which a conversation that began there brings along: no turn, as the tools are not offered.
 _OTHERS_DOINGS = frozenset({
-    "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call",
-    "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
+    "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call",
+    "image_generation_call", "local_shell_call", "local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call",
+    "mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output",
+    "web_search_call",
 })  # fmt: skip
 
 
@@ -199,6 +201,8 @@ def _check(item: Item, place: str) -> None:
     text = item.arguments
     if kind == "function_call" and (not isinstance(text, str) or arguments_told(text) is None):
         raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments")
+    if isinstance(item.output, dict):
+        raise InvalidRequest(f"{place}.output: expected a text, or parts of one", param=f"{place}.output")
     for name in ("content", "output"):
         parts = getattr(item, name)
         for i, part in enumerate(parts if isinstance(parts, list) else ()):
@@ -221,6 +225,11 @@ def unsealed(text: str | None) -> str:
     return text.removeprefix(_SEAL) if text is not None and text.startswith(_SEAL) else ""
 
 
+def _parts(output: str | list[Part] | dict[str, Any] | None) -> str | list[Part] | None:
+    """What a call gave; an object is none of a tool's that was offered here."""
+    return None if isinstance(output, dict) else output
+
+
 def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     """The turns that items stand for: reasoning, text and calls of the assistant that follow each other are one turn."""
     turns: list[dict[str, Any]] = []  # with their texts one by one
@@ -231,7 +240,7 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
                 function = {"name": full_name(item.namespace, item.name or ""), "arguments": arguments or "{}"}
                 _assistant(turns).setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             case "function_call_output":
-                turns.append({"role": "tool", "tool_call_id": item.call_id, "content": [_text(item.output)]})
+                turns.append({"role": "tool", "tool_call_id": item.call_id, "content": [_text(_parts(item.output))]})
             case "reasoning":
                 if thought := _text(item.content) or unsealed(item.encrypted_content):
                     turns.append({"role": "assistant", "content": [], "reasoning_content": thought})
