@@ -41,7 +41,7 @@ from cllm.text.grammar import Grammar, Kind
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningReader
 from cllm.text.template import n_chars, plain_text
-from cllm.text.thinking import Thinking
+from cllm.text.thinking import SWITCHES, Thinking
 from cllm.text.tools import Tool, Toolbox, ToolUse
 from cllm.text.unread import UnreadPrompt
 
@@ -263,27 +263,31 @@ def _as_sent(conversation: Conversation, heeds: frozenset[str]) -> StreamChat:
         raise NotHeeded(f"this model's backend cannot do {name}", param=name)
     if not (conversation.add_generation_prompt or conversation.continue_final_message):
         raise NotHeeded("this model's backend cannot do add_generation_prompt", param="add_generation_prompt")
-    effort, switch = _reasoning_as_sent(thinking, heeds)
+    effort, variables = _reasoning_as_sent(thinking, conversation.variables, heeds)
     return StreamChat(
         messages=conversation.messages,
         tools=[_tool_as_sent(tool) for tool in toolbox.tools] if toolbox.is_open else (),
         tool_choice=_tool_choice(toolbox),
         parallel_tool_calls=toolbox.parallel or not toolbox.is_open,
         reasoning_effort=effort,
-        template_variables={**switch, **conversation.variables},
+        template_variables=variables,
         continue_final_message=conversation.continue_final_message,
         strict=toolbox.is_open and any(tool.strict for tool in toolbox.callable),
     )
 
 
-def _reasoning_as_sent(thinking: Thinking, heeds: frozenset[str]) -> tuple[str | None, dict[str, Any]]:
+def _reasoning_as_sent(thinking: Thinking, given: Mapping[str, Any], heeds: frozenset[str]) -> tuple[str | None, dict[str, Any]]:
     """The effort and the variables of a template that say what is wanted, in the words that the model heeds where it does not heed both."""
     heeds_effort, heeds_switch = "reasoning_effort" in heeds, "template_variables" in heeds
     if heeds_effort and not heeds_switch:  # that it is to reason goes without saying
-        return ("none" if thinking.wanted is False else thinking.effort), {}
-    if thinking.effort is None or (thinking.effort == "none" and heeds_switch and not heeds_effort):
-        return None, {} if thinking.wanted is None else {"enable_thinking": thinking.wanted}
-    return thinking.effort, {}
+        switches = [name for name in SWITCHES if isinstance(given.get(name), bool)]
+        wanted = thinking.wanted if thinking.wanted is not None or not switches else given[switches[0]]
+        return ("none" if wanted is False else thinking.effort), {name: value for name, value in given.items() if name not in switches}
+    if thinking.wanted is False and heeds_switch and (thinking.effort != "none" or not heeds_effort):  # whatever else is said
+        return None, {"enable_thinking": False, **given}
+    if thinking.effort is None:
+        return None, {**({} if thinking.wanted is None else {"enable_thinking": thinking.wanted}), **given}
+    return thinking.effort, {**given}
 
 
 def _tool_as_sent(tool: Tool) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from cllm.engine.memory.hostpool import Piece, n_bytes_of
 from cllm.engine.memory.prefix import Key
+from cllm.engine.memory.tokens import shared
 
 SUFFIX: Final = ".cllmkv"
 SECRET_NAME: Final = "secret"
@@ -33,7 +34,6 @@ _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _LEFT_S: Final = 3600.0  # half a file that is older is nobody's who still writes it
 _OWN_LEFT_S: Final = 60.0  # one of this model's: another server of it may have the folder, too, and writes one in a second
 _AHEAD_S: Final = 60.0  # a file that is so much newer than now was touched while the clock was wrong
-_TOKENS: Final[dict[int, int]] = {}  # one object for each token, of which the index of many long texts has millions
 
 
 class Unfit(Exception):
@@ -130,7 +130,7 @@ class StateFiles:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise
-        kept = [_TOKENS.setdefault(token, token) for token in piece.tokens]  # not the objects of the text that it was computed for
+        kept = shared(piece.tokens)  # not the objects of the text that it was computed for
         return StoredPiece(key, kept, piece.start, path, self.n_bytes_of(piece))
 
     def remove_partial(self) -> None:
@@ -152,7 +152,7 @@ class StateFiles:
         tokens = file.read(4 * n_tokens)
         if _digest(front[:-_N_DIGEST] + tokens) != of_head or not 0 <= start < n_tokens:
             raise Unfit(f"{path.name} is damaged")
-        ids = [_TOKENS.setdefault(token, token) for token in np.frombuffer(tokens, "<i4").tolist()]
+        ids = shared(np.frombuffer(tokens, "<i4").tolist())
         return StoredPiece((owner.hex(), ""), ids, start, path, n_bytes), of_state
 
 

@@ -51,6 +51,7 @@ def with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     follow each other are one, told in parts, as streams tell them.
     """
     open_calls, follows = _OpenCalls(), False
+    results: list[dict[str, Any]] = []
     given = {call["id"] for message in messages for call in message.get("tool_calls", ())}
     ids = (name for i in itertools.count() if (name := f"call{i:05}") not in given)  # nine letters and digits, as some templates want
     for message in messages:
@@ -58,12 +59,21 @@ def with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for call in calls:
             call["id"] = call["id"] or next(ids)
         if calls:
-            open_calls = open_calls if follows else _OpenCalls()
+            _settle(results, open_calls)
+            open_calls, results = open_calls if follows else _OpenCalls(), []
             open_calls.add(calls)
-        elif message["role"] == "tool" and (call := open_calls.take(message.get("tool_call_id"), message.get("name"))) is not None:
-            message["tool_call_id"] = call["id"]
+        elif message["role"] == "tool":
+            results.append(message)
         follows = bool(calls)
+    _settle(results, open_calls)
     return messages
+
+
+def _settle(results: list[dict[str, Any]], open_calls: _OpenCalls) -> None:
+    """Give results the calls that they are of: those that name theirs first, in whatever order they stand."""
+    for result in sorted(results, key=lambda one: not one.get("tool_call_id")):
+        if (call := open_calls.take(result.get("tool_call_id"), result.get("name"))) is not None:
+            result["tool_call_id"] = call["id"]
 
 
 def with_names(messages: Sequence[dict[str, Any]], *, in_turns: bool) -> list[dict[str, Any]]:

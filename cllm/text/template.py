@@ -125,7 +125,9 @@ class ChatTemplate:
                     raise
             try:
                 self._render(messages, ends_at - self._clock(), tools=None, **variables)
-            except RequestError:
+            except RequestError as error:
+                if timeout_s is not None and isinstance(error, TemplateSlow):
+                    raise
                 raise first from first.__cause__
             raise InvalidRequest(f"the chat template cannot render these tools: {_brief(first.__cause__)}", param="tools") from first
 

@@ -294,6 +294,8 @@ OF_REASONING: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"reasoning_budget": 0}),
     (CHAT, {"reasoning_effort": "none"}),
     ("/api/chat", {"think": True}),
+    (CHAT, {"reasoning_effort": "high", "reasoning_budget": 0}),
+    (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}),
 ]
 OFF, ON = (None, {"enable_thinking": False}), (None, {"enable_thinking": True})
 NONE, NOTHING = ("none", {}), (None, {})
@@ -302,10 +304,10 @@ NONE, NOTHING = ("none", {}), (None, {})
 @pytest.mark.parametrize(
     ("heeds", "said"),
     [
-        ({"reasoning_effort"}, [NONE, NONE, NONE, NONE, NOTHING]),
-        ({"template_variables"}, [OFF, OFF, OFF, OFF, ON]),
-        ({"reasoning_effort", "template_variables"}, [OFF, OFF, OFF, NONE, ON]),
-        (set(), [400] * 5),
+        ({"reasoning_effort"}, [NONE, NONE, NONE, NONE, NOTHING, NONE, NONE]),
+        ({"template_variables"}, [OFF, OFF, OFF, OFF, ON, OFF, OFF]),
+        ({"reasoning_effort", "template_variables"}, [OFF, OFF, OFF, NONE, ON, OFF, OFF]),
+        (set(), [400] * 7),
     ],
     ids=["efforts", "switches", "both", "neither"],
 )

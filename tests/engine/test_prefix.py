@@ -51,6 +51,17 @@ class Garden:
         assert self.tree.check() == (self.cells.n_held, self.cells.n_cached)
 
 
+def test_two_who_were_told_the_same_tokens_keep_one_number_for_each() -> None:
+    """What is kept of a text is charged a list's place for a token that others have, too."""
+    garden = Garden()
+    for slot in range(2):
+        garden.tree.enter(slot, KEY)
+        garden.cells.hold(100)
+        garden.tree.extend(slot, [int(f"1{i:03}") for i in range(100)])
+    first, second = (garden.tree.tokens_of(slot) for slot in range(2))
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
 def test_the_longest_known_beginning_is_found() -> None:
     garden = Garden()
     garden.grow(0, "once upon a time")

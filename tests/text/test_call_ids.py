@@ -22,6 +22,8 @@ def test_results_without_an_id_have_that_of_their_call() -> None:
     turns = [called("a", "b"), result(tool_call_id="call00000"), result(), called("b"), result()]
     assert [turn.get("tool_call_id") for turn in with_ids(turns)] == [None, "call00000", "call00001", None, "call00000"]
     assert "tool_call_id" not in with_ids([result()])[0]
+    turns = [called("a", "b"), result(), result(tool_call_id="call00000")]
+    assert [turn.get("tool_call_id") for turn in with_ids(turns)] == [None, "call00001", "call00000"], "the first is another one's"
 
 
 def test_calls_without_an_id_are_numbered_through_and_those_of_turns_that_follow_each_other_are_open_together() -> None:

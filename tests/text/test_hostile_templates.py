@@ -255,6 +255,22 @@ def test_a_template_that_is_tried_again_with_plainer_tools_has_the_time_of_one_r
         rendered(6000, 8.0)
 
 
+def test_whose_fault_it_is_that_nothing_can_be_rendered_is_found_out_in_that_time_too() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}]
+
+    def rendered(timeout_s: float | None) -> str:
+        ticks = itertools.count()
+        source = "{% for a in range(3000) %}{% endfor %}{% if tools %}{{ 1 + 'a' }}{% endif %}"
+        template = ChatTemplate(source, bos_token="", eos_token="", clock=lambda: next(ticks) / 10)
+        return template.render(ATTACK, timeout_s, tools=tools)
+
+    with pytest.raises(InvalidRequest) as caught:
+        rendered(None)
+    assert caught.value.param == "tools"
+    with pytest.raises(TemplateSlow):  # between two renders and three
+        rendered(8.0)
+
+
 def test_loading_does_not_wait_for_an_endless_template_as_long_as_a_conversation_may_take() -> None:
     ticks = itertools.count()
     ChatTemplate(ENDLESS, bos_token="", eos_token="", clock=lambda: next(ticks) / 10)

@@ -11,7 +11,7 @@ from cllm.engine.memory.pieces import Chain, PieceTree
 from cllm.engine.memory.prefix import Key
 
 N_BYTES_TOKEN = 40  # what a token of a piece's own cells costs beside its state, about: a number, its place in lists and in the tree
-N_BYTES_BEFORE = 8  # and one before these, whose number is that of the piece that it goes on from
+N_BYTES_BEFORE = 8  # and one before these, whose number is everybody's (`cllm.engine.memory.tokens`)
 Text = tuple[Key, list[int]]
 
 

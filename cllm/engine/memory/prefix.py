@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.engine.memory.cells import Cells
+from cllm.engine.memory.tokens import shared
 
 N_PIECE_FIRST = 16  # tokens compared at once, four times as many each time: most prompts part early, and slices are copies
 
@@ -191,10 +192,11 @@ class PrefixTree:
             return
         self.version += 1
         tip = self._tips[slot]
+        own = shared(tokens) if len(tokens) > 1 else tokens  # of a prompt, which others may have too; an answer's come one by one
         if tip.parent is not None and not tip.children and len(tip.tips) == 1:
-            tip.tokens += tokens
+            tip.tokens += own
             return
-        node = Node(tip, tip.end, list(tokens), tips={slot}, n_live=1)
+        node = Node(tip, tip.end, list(own), tips={slot}, n_live=1)
         tip.children.setdefault(tokens[0], []).append(node)
         tip.tips.discard(slot)
         self._tips[slot] = node
