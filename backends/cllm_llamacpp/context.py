@@ -88,5 +88,6 @@ class Contexts:
             n_sequences=lib.llama_n_seq_max(handle),
             n_rows_max=lib.llama_n_batch(handle),
             cells_bytes=sum(cache.n_bytes for cache in caches),
-            fixed_bytes=sum(cache.n_bytes for cache in caches if cache.n_cells != n_cells_slot),
+            # Where all lies apart, as DeepSeek V4's, caches of a fraction of the cells grow with them, too: nobody knows what does not.
+            fixed_bytes=0 if self.facts.lies_apart else sum(cache.n_bytes for cache in caches if cache.n_cells != n_cells_slot),
         )

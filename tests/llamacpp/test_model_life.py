@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -21,8 +22,9 @@ from cllm.serve.worker.model import WorkerBackend
 from cllm.testing import tiny
 from cllm.testing.tiny import ARCHITECTURES, N_CTX_TRAIN
 from cllm_llamacpp import facts, make_cpu_backend, settings
+from cllm_llamacpp.context import Contexts
 from cllm_llamacpp.header import numbers_in
-from cllm_llamacpp.library import open_library
+from cllm_llamacpp.library import LOG, open_library
 
 
 def go_on(_share: float) -> bool:
@@ -598,3 +600,18 @@ def test_a_path_may_hold_any_characters(load, tiny_files, tmp_path: Path):
     path.write_bytes(tiny_files["qwen3"].read_bytes())
 
     assert load(path=str(path)).info.architecture == "qwen3"
+
+
+@pytest.mark.parametrize(("lies_apart", "n_bytes"), [(False, 1 << 20), (True, 0)])
+def test_caches_of_a_fraction_of_the_cells_are_not_taken_for_what_does_not_grow(lies_apart: bool, n_bytes: int) -> None:
+    LOG.forget()
+    for line in (
+        "size =    2.00 MiB (   256 cells,  24 layers,  1/1 seqs)\n",
+        "size =    1.00 MiB (    64 cells,  12 layers,  1/1 seqs)\n",
+    ):
+        LOG.feed(2, f"llama_kv_cache: {line}")
+    told = {"llama_n_ctx_seq": 256, "llama_n_ctx": 256, "llama_n_seq_max": 1, "llama_n_batch": 512, "llama_get_memory": 1}
+    lib: Any = SimpleNamespace(**{name: lambda _handle, value=value: value for name, value in told.items()})
+    contexts = Contexts(lib, None, cast(Any, SimpleNamespace(lies_apart=lies_apart)), cast(Any, None), cast(Any, None), gpu=False)
+    context = contexts._described(1, KvLayout.UNIFIED)
+    assert (context.cells_bytes, context.fixed_bytes) == (3 << 20, n_bytes)
