@@ -115,7 +115,7 @@ lora_file = check_file(lambda text: split_lora(text)[0])
 lora_scale = check_each(lambda text: math.isfinite(split_lora(text)[1]), "the scale must be a finite number: {}")
 name_value = check_each(lambda text: text.partition("=")[0].strip() and "=" in text, "must be NAME=VALUE, not {}")
 # A model that is not a file name is the hub's, or its backend knows it by a name of its own.
-model_file = check_file(lambda text: text if text.endswith(".gguf") and ":" not in text else None)
+model_file = check_file(lambda text: text if text.lower().endswith(".gguf") and ":" not in text else None)
 
 
 def parsable_keys(_: object, attribute: attrs.Attribute[Any], texts: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from cyclopts.help import DefaultFormatter, HelpPanel
 
 from cllm import __version__
 from cllm.bench.workloads import WorkloadName
-from cllm.config import DEFAULT_SETTINGS, Settings
+from cllm.config import DEFAULT_SETTINGS, Settings, settings_of_models
 from cllm.errors import CllmError, SettingsError
 from cllm.sources import DEFAULTS, Sources
 
@@ -42,19 +42,33 @@ def _serve(settings: Settings = DEFAULT_SETTINGS) -> int:
     Exit codes: 0 after draining, 1 when the model cannot be loaded or the port is taken, 2 for a mistake in the settings, 70 when the
     engine died.
     """
+    _check_backends(settings)
     from cllm.serve.server import run
 
     return run(settings)
+
+
+def _check_backends(settings: Settings) -> None:
+    """Refuse the name of a backend that is not installed, before anything is imported for it. Raises: SettingsError."""
+    for one in settings_of_models(settings):
+        if complaint := _missing_backend(one.backend):
+            raise SettingsError(complaint, "backend" if one.backend == settings.backend else "models")
+
+
+def _missing_backend(name: str) -> str:
+    from cllm.registry import why_missing
+
+    return "" if name == "auto" else why_missing(name)
 
 
 _ANSWER = Parameter(group=Group("Answer", sort_key=0))
 
 
 def _generate(
-    prompt: Annotated[str, Parameter(help="what to ask; - reads it from standard input")],
+    prompt: Annotated[str, Parameter(help="what to ask; - reads it from standard input", allow_leading_hyphen=True)],
     /,
     *,
-    system: Annotated[str | None, _ANSWER, Parameter(help="the system message")] = None,
+    system: Annotated[str | None, _ANSWER, Parameter(help="the system message", allow_leading_hyphen=True)] = None,
     max_tokens: Annotated[int | None, _ANSWER, Parameter(help="tokens at most (default: to the end of the context)", alias="-n")] = None,
     temperature: Annotated[float, _ANSWER, Parameter(help="0 always takes the likeliest token")] = 1.0,
     seed: Annotated[int | None, _ANSWER, Parameter(help="the same seed gives the same text")] = None,
@@ -67,6 +81,7 @@ def _generate(
     if not 0 <= temperature < float("inf"):
         raise SettingsError(f"--temperature: must be 0 or more, not {temperature}")
     _refuse_several(settings)
+    _check_backends(settings)
     from cllm.commands.generate import run
 
     text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
@@ -84,6 +99,7 @@ def _calibrate(
     server measures anew.
     """
     _refuse_several(settings)
+    _check_backends(settings)
     from cllm.commands.calibrate import run
 
     return run(settings, plot_path=plot)
@@ -116,6 +132,9 @@ def _verify(
     _refuse_several(settings)
     if text_tokens < 2:
         raise SettingsError(f"--text-tokens: must be at least 2, not {text_tokens}")
+    _check_backends(settings)
+    if complaint := _missing_backend(reference):
+        raise SettingsError(f"--reference: {complaint}")
     from cllm.commands.verify import Order, run
 
     return run(Order(settings, reference, reference_model, text, text_tokens), as_json=json)
@@ -320,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
-    sources = Sources()
+    sources = Sources(is_ended="--" in arguments)
     app = make_app(sources)
     try:
         command, bound, _ = app.parse_args(list(arguments), print_error=False, exit_on_error=False)

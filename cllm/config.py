@@ -348,7 +348,9 @@ def name_of_model(model: str | None) -> str:
     """Return what a model is called that was given no other name."""
     if model is None:
         return DEMO_NAME
-    return model if "://" in model or reference_of(model) else name_of_file(model)
+    if reference := reference_of(model):
+        return str(reference)
+    return model if "://" in model else name_of_file(model)
 
 
 def name_of_file(path: str) -> str:

@@ -1,8 +1,8 @@
 """Models from the Hugging Face hub: which files a reference means, fetching them, and what the local cache holds.
 
 A reference is `user/repo`, `user/repo:Q4_K_M` (files whose name has that quantisation) or `user/repo:file.gguf`, with the file's folders
-where another has its name. Files live in the cache that all programs of the hub's library share (`HF_HOME`); `HF_TOKEN`, `HF_ENDPOINT` and
-`HF_HUB_OFFLINE` mean what they mean there. Blocking.
+where another has its name; `hf.co/` or the hub's address may stand before it. Files live in the cache that all programs of the hub's
+library share (`HF_HOME`); `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean there. Blocking.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cllm.hub")
 
-_REFERENCE: Final = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+(?:/[\w.-]+)*))?")
+_REFERENCE: Final = re.compile(
+    r"(?:(?:https://)?(?:hf|huggingface)\.co/)?"  # as a browser shows it, and as Ollama takes it
+    r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+(?:/[\w.-]+)*))?"
+)
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
 ASK_S: Final = 10.0  # as the hub's library waits for the beginning of a file; to ask for a model, it would wait for ever
 PASSING: Final = (408, 429)  # statuses of the hub that say nothing of the model, as all from 500 on
@@ -79,7 +82,7 @@ def reference_of(text: str) -> Reference | None:
 def parsed(text: str) -> Reference | None:
     """The reference that `text` is by its form, whatever there is here."""
     match = _REFERENCE.fullmatch(text)
-    if match is None or (match["wanted"] is None and text.endswith(".gguf")):
+    if match is None or (match["wanted"] is None and text.lower().endswith(".gguf")):
         return None
     return Reference(match["repo"], match["wanted"])
 
@@ -196,6 +199,7 @@ def fetch(reference: Reference, on_bytes: OnBytes) -> tuple[Path, str]:
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    _leave_lines_to_root()
     if constants.HF_HUB_OFFLINE:
         return _from_cache(reference, "the hub is switched off (HF_HUB_OFFLINE)")
     try:
@@ -214,6 +218,12 @@ def fetch(reference: Reference, on_bytes: OnBytes) -> tuple[Path, str]:
         raise HubFailed(_one_line(reference, error)) from error
     except Exception as error:
         return _from_cache(reference, _why_not(error))
+
+
+def _leave_lines_to_root() -> None:
+    """Where logging is set up, have the library not write its lines by itself as well, which it begins with when it is imported."""
+    if logging.getLogger().handlers:
+        logging.getLogger("huggingface_hub").handlers.clear()
 
 
 def _why_not(error: Exception) -> str:
@@ -366,6 +376,7 @@ def _cache() -> HFCacheInfo | None:
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
+    _leave_lines_to_root()
     try:
         return scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:

@@ -71,6 +71,12 @@ def load_backend(name: str) -> Backend:
     return _load(_listed(name))
 
 
+def why_missing(name: str) -> str:
+    """Say that no backend of that name is installed; empty where one is, whatever may be wrong with it. Imports nothing."""
+    names = sorted({one.name for one in list_backends()})
+    return "" if name in names else _missing(name, names)
+
+
 def _listed(name: str) -> Listed:
     listed = list_backends()
     named = [one for one in listed if one.name == name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,18 @@ from typing import Any, Final
 
 import attrs
 import cyclopts
-from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Parameter, Token, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    Argument,
+    ArgumentCollection,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from cllm.checks import at_home
 from cllm.config import DEFAULT_SETTINGS, GGUF, Settings, did_you_mean, is_path, reason, variable
@@ -60,8 +72,10 @@ class Sources:
     cyclopts' own sources match variables by prefix (CLLM_PORT_X sets the port), and do not see a misspelt table.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ, *, is_ended: bool = False) -> None:
+        """`is_ended` says that a `--` ends the options: what looks like one may be a text."""
         self.environ = environ
+        self._is_ended = is_ended
         self._origins: dict[str, str] = {}
         self._takes_model = False
 
@@ -71,6 +85,9 @@ class Sources:
         if not options:  # a command without settings
             return
         self._takes_model = "model" in options
+        if not self._is_ended:
+            _check_texts(arguments)
+        _check_switches(options)
         for field, argument in options.items():
             self._fill(argument, self._from_environment(argument, field), variable(field))
         self._remember(options)
@@ -82,6 +99,15 @@ class Sources:
                 self._fill(argument, words.get(field, []), f"{field} in {path}")
             self._remember(options)
             _at_home(options)
+        self._check_keys(options)
+
+    def _check_keys(self, options: Mapping[str, Argument]) -> None:
+        """Refuse a variable that is to hold the keys and holds nothing, as where what it is made of is missing: all would be let in."""
+        fields = ("api_key", "api_key_file")
+        if not any(options[field].tokens for field in fields):
+            for name in (variable(field) for field in fields):
+                if name in self.environ:
+                    raise SettingsError(f"{name}: is empty: unset it to serve without keys")
 
     def _from_environment(self, argument: Argument, field: str) -> list[str]:
         text = self.environ.get(variable(field), "").strip()  # an empty variable counts as not set
@@ -109,7 +135,7 @@ class Sources:
             hint = "; a model is named by --model" if self._takes_model and _is_model(unused[:1]) else ""
             return f"one argument too many: {' '.join(unused)}{hint}"
         if isinstance(error, CycloptsError) or error.field is None:
-            return " ".join(str(error).split())
+            return " ".join(str(error).split()) + _way_off(error)
         return f"{self._origins.get(error.field, error.field)}: {error.message}"
 
 
@@ -127,6 +153,7 @@ ELSEWHERE: Final = {  # options of llama-server and vLLM that people bring along
     "--enable-auto-tool-choice": "Here tools are read as the model's template writes them; --tool-format names another form",
     "--tool-call-parser": "Here tools are read as the model's template writes them; --tool-format names another form",
     "--reasoning-parser": "Here reasoning is read as the model's template writes it",
+    "--reasoning-format": "Here reasoning is read as the model's template writes it",
     "--jinja": "Here the model's template is always used; --chat-template-file names another",
     "--chat-template": "Here it is --chat-template-file",
     "--cache-ram": "Here it is --host-cache-mb",
@@ -141,6 +168,21 @@ ELSEWHERE: Final = {  # options of llama-server and vLLM that people bring along
     "-cb": "Here batches are always re-formed at every step",
     "--cont-batching": "Here batches are always re-formed at every step",
     "--enable-prefix-caching": "Here it is always on; --no-prefix-cache is without",
+    "--temp": "Here requests say it, as temperature, and generate by --temperature; --sampling-defaults says what holds where none is said",
+    "--top-k": "Here requests say it, as top_k; --sampling-defaults says whose values hold for what they leave out",
+    "--top-p": "Here requests say it, as top_p; --sampling-defaults says whose values hold for what they leave out",
+    "-n": "Here requests say it, as max_tokens, and generate by --max-tokens",
+    "--predict": "Here requests say it, as max_tokens, and generate by --max-tokens",
+    "--n-predict": "Here requests say it, as max_tokens, and generate by --max-tokens",
+    "--slot-save-path": "Here it is --cache-dir: what is cached outlives the server by itself",
+    "--no-webui": "Here there is no page to leave out",
+    "-ot": "Here -ngl says how many whole layers are on the GPU; experts cannot be elsewhere than their layer",
+    "--override-tensor": "Here -ngl says how many whole layers are on the GPU; experts cannot be elsewhere than their layer",
+    "-cmoe": "Here -ngl says how many whole layers are on the GPU; experts cannot be elsewhere than their layer",
+    "--cpu-moe": "Here -ngl says how many whole layers are on the GPU; experts cannot be elsewhere than their layer",
+    "-ncmoe": "Here -ngl says how many whole layers are on the GPU; experts cannot be elsewhere than their layer",
+    "--n-cpu-moe": "Here -ngl says how many whole layers are on the GPU; experts cannot be elsewhere than their layer",
+    "--no-mmproj": "Images are not read here",
     "--mmproj": "Images are not read here",
     "-mm": "Images are not read here",
     "-md": "There are no drafts by a smaller model here",
@@ -157,8 +199,38 @@ def _option_of_others(error: CycloptsError) -> str | None:
         words = [error.token.keyword or error.token.value]
     else:  # with one hyphen it was read as a short option of ours and its value: -md as -m d
         given = itertools.takewhile(lambda word: word != "--", error.root_input_tokens or ())
-        words = [word for word in given if not word.startswith("--")]
+        words = [word for word in given if not word.startswith("--") and len(word.partition("=")[0]) > 2]  # -n is one of ours elsewhere
     return next((option for option in (word.partition("=")[0] for word in words) if option in ELSEWHERE), None)
+
+
+_OPTION: Final = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?", re.DOTALL)  # and no text that begins with a hyphen, as an item of a list does
+
+
+def _check_texts(arguments: ArgumentCollection) -> None:
+    """Refuse an option that was taken for a text, where that may begin with a hyphen. Raises: CycloptsError."""
+    for argument in arguments:
+        words = [token for token in argument.tokens if argument.parameter.allow_leading_hyphen and _OPTION.fullmatch(token.value)]
+        for token in words:
+            if token.keyword is not None:
+                raise MissingArgumentError(argument=argument)
+            unknown = Token(keyword=token.value.partition("=")[0], source="cli")
+            raise UnknownOptionError(token=unknown, argument_collection=arguments)
+
+
+def _check_switches(options: Mapping[str, Argument]) -> None:
+    """Refuse the word behind a switch that was taken for a model. Raises: SettingsError."""
+    words = [token.value for field in ("model", "models") for token in options[field].tokens if token.keyword is None]
+    for word in words:
+        if word.lower() in ("on", "off", "true", "false") and not os.path.exists(word):
+            raise SettingsError(f"MODEL: there is no {word}, and a switch takes no value; --no-... switches it off, as --no-mmap")
+
+
+def _way_off(error: Exception) -> str:
+    """How a switch is switched off, where `error` is of one with a value that the command line's parser does not know."""
+    if not isinstance(error, CoercionError) or error.target_type is not bool or error.argument is None or error.token is None:
+        return ""
+    names = error.argument.negatives if (error.token.keyword or "").startswith("--") else ()
+    return f" {names[0]} switches it off." if names else ""
 
 
 def _is_model(words: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -78,6 +79,15 @@ def test_version_is_printed() -> None:
         (["bench", "http://localhost:port"], "cllm: URL: not an address as in http://127.0.0.1:8080: http://localhost:port"),
         (["verify"], "cllm: --backend: name the backend that is to be compared with the reference"),
         (["generate", "hi", "--max-tokens", "0"], "cllm: --max-tokens: must be at least 1, not 0"),
+        (["generate", "-", "--max-tokens", "0"], "cllm: --max-tokens: must be at least 1, not 0"),
+        (["generate", "- buy milk", "--system", "- be brief", "-n", "0"], "cllm: --max-tokens: must be at least 1, not 0"),
+        (["generate", "-n", "0", "--", "--foo"], "cllm: --max-tokens: must be at least 1, not 0"),
+        (["generate", "--foo"], "cllm: Unknown option: --foo."),
+        (["generate", "--max-token", "3", "hi"], "cllm: Unknown option: --max-token. Did you mean --max-tokens?"),
+        (["generate", "hi", "--foo=x"], "cllm: Unknown option: --foo."),
+        (["generate", "-hf", "a/b"], "cllm: Unknown option: -hf. Here the model stands in its place: cllm serve USER/REPO:Q4_K_M"),
+        (["generate", "hi", "--system", "--raw"], 'cllm: Command "generate" parameter --system requires an argument.'),
+        (["generate", "hi", "-n", "x"], 'cllm: Invalid value for -n: "x" is not a whole number.'),
         (["generate", "hi", "--temperature", "nan"], "cllm: --temperature: must be 0 or more, not nan"),
     ],
 )
@@ -92,12 +102,37 @@ def test_a_mistake_that_nobody_can_be_told_of_is_not_told_in_the_output() -> Non
     assert (done.returncode, done.stdout) == (2, b"")
 
 
-def test_an_unknown_backend_is_one_line_and_exit_code_1() -> None:
-    done = cllm_process("generate", "hi", "--backend", "no-such")
-    assert done.returncode == cli.FAILED
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("cllm: "))
-    assert line.startswith("cllm: no backend no-such (installed: ")
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve", "--backend", "llama-cup"], "--backend"),
+        (["serve", "a", '{"model": "b", "backend": "llama-cup"}'], "MODEL"),
+        (["generate", "hi", "--backend", "llama-cup"], "--backend"),
+        (["calibrate", "--backend", "llama-cup"], "--backend"),
+        (["verify", "--backend", "llama-cup"], "--backend"),
+        (["verify", "--backend", "llama-cpu", "--reference", "llama-cup"], "--reference"),
+    ],
+)
+def test_an_unknown_backend_is_a_mistake_that_is_seen_before_anything_is_imported_for_it(
+    arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.EntryPoint.load", raising(AssertionError("it may be slow, or broken")))
+    assert cli.run(arguments) == cli.USAGE
+    assert capsys.readouterr().err.startswith(f"cllm: {named}: no backend llama-cup; did you mean llama-cpu? (installed: ")
+
+
+def test_a_prompt_may_come_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(_settings: object, prompt: str, **_: object) -> int:
+        asked.append(prompt)
+        return 0
+
+    monkeypatch.setattr("cllm.commands.generate.run", answer)
+    for prompt in ("-", "- buy milk"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"--foo\n")))
+        assert cli.run(["generate", prompt]) == 0
+    assert asked == ["--foo\n", "- buy milk"]
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,10 @@ def test_a_template_is_of_its_file_with_other_adapters_too(tmp_path: Path) -> No
         (["--port", "99999"], "--port: must be 0 to 65535, not 99999"),
         (["--port", "3.5"], 'Invalid value for --port: "3.5" is not a whole number.'),
         (["-t", "many"], 'Invalid value for -t: "many" is not a whole number.'),
+        (["--mmap=off"], 'Invalid value for --mmap: unable to convert "off" into bool. --no-mmap switches it off.'),
+        (["--mmap", "off"], "MODEL: there is no off, and a switch takes no value; --no-... switches it off, as --no-mmap"),
+        (["m", "--mlock", "True"], "MODEL: there is no True, and a switch takes no value; --no-... switches it off, as --no-mmap"),
+        (["-cmoe"], f"Unknown option: -cmoe. {ELSEWHERE['-cmoe']}"),
         (["-c", "0"], "-c: must be at least 1, not 0"),
         (["--kv", "both"], 'Invalid value "both" for --kv. Choose from: "auto", "unified", "streams".'),
         (["--prot", "3"], "Unknown option: --prot. Did you mean --port?"),
@@ -223,6 +227,7 @@ def test_a_template_is_of_its_file_with_other_adapters_too(tmp_path: Path) -> No
         (["a", "--models", "no-such.gguf"], "--models: no such file: no-such.gguf"),
         (["a", "b", "--alias", "c=name"], "--alias: must be NAME, or MODEL=NAME with one of the models, not c=name"),
         (["no-such.gguf"], "MODEL: no such file: no-such.gguf"),
+        (["models/Model.GGUF"], "MODEL: no such file: models/Model.GGUF"),
         (["-m", "no-such.gguf"], "-m: no such file: no-such.gguf"),
         (["--lora", "no-such:0.5"], "--lora: no such file: no-such:0.5"),
         (["--lora", f"{__file__}:nan"], f"--lora: the scale must be a finite number: {__file__}:nan"),
@@ -257,6 +262,7 @@ def test_a_mistaken_flag_is_named_in_one_line(arguments: list[str], line: str) -
 
 def test_a_mistaken_variable_is_named() -> None:
     assert complaint(CLLM_PORT="99999") == "CLLM_PORT: must be 0 to 65535, not 99999"
+    assert complaint(CLLM_MMAP="maybe") == 'Invalid value for CLLM_MMAP: unable to convert "maybe" into bool.'
     assert complaint(CLLM_PORT="tcp://10.0.0.1:80") == 'Invalid value for CLLM_PORT: "tcp://10.0.0.1:80" is not a whole number.'
 
 
@@ -276,6 +282,12 @@ def test_a_mistaken_variable_is_named() -> None:
 def test_a_mistaken_key_is_named_with_its_file(toml: Write, text: str, line: str) -> None:
     path = toml(text)
     assert complaint("--config", path) == line.format(path)
+
+
+def test_a_file_that_is_called_as_a_switch_may_be_set_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("on").touch()
+    assert load("on").model == "on"
 
 
 def test_a_model_that_is_no_file_name_is_left_to_its_backend() -> None:
@@ -331,6 +343,16 @@ def test_a_key_file_without_a_key_is_a_mistake_and_does_not_open_the_server(tmp_
     assert complaint("--api-key-file", str(path)) == f"--api-key-file: no key in {path}"
 
 
+@pytest.mark.parametrize("name", ["CLLM_API_KEY", "CLLM_API_KEY_FILE"])
+def test_an_empty_variable_for_keys_is_a_mistake_where_there_are_no_others(name: str, tmp_path: Path, toml: Write) -> None:
+    for text in ("", " "):
+        assert complaint(**{name: text}) == f"{name}: is empty: unset it to serve without keys"
+    (path := tmp_path / "keys").write_text("k")
+    assert load("--api-key", "k", **{name: ""}).api_key == ("k",)
+    assert load("--api-key-file", str(path), **{name: ""}).api_key_file == str(path)
+    assert load("--config", toml("api_key = 'k'"), **{name: ""}).api_key == ("k",)
+
+
 def test_a_key_that_is_given_twice_is_one_and_with_other_options_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("s3cret\ns3cret\n")
@@ -379,6 +401,8 @@ def test_a_file_whose_name_no_answer_could_have_is_served_under_one_that_can_be_
         ("./folder/Qwen3-0.6B.Q8_0.GGUF", "Qwen3-0.6B.Q8_0"),
         ("http://10.0.0.1:8000", "http://10.0.0.1:8000"),
         ("user/nomic-embed-v1.5-GGUF:Q8_0", "user/nomic-embed-v1.5-GGUF:Q8_0"),
+        ("hf.co/user/nomic-embed-v1.5-GGUF:Q8_0", "user/nomic-embed-v1.5-GGUF:Q8_0"),
+        ("https://huggingface.co/user/nomic-embed-v1.5-GGUF", "user/nomic-embed-v1.5-GGUF"),
         (None, "cllm-demo"),
     ],
 )

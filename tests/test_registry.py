@@ -73,6 +73,8 @@ def test_loading_imports_the_named_backend_and_no_other(install: Install) -> Non
 def test_a_missing_backend_is_told_with_what_there_is_and_the_nearest_name(install: Install) -> None:
     install("echo")
     install("mirror")
+    assert registry.why_missing("ecko") == "no backend ecko; did you mean echo? (installed: echo, mirror)"
+    assert registry.why_missing("echo") == ""
     with pytest.raises(BackendUnavailable, match=r"^no backend ecko; did you mean echo\? \(installed: echo, mirror\)$"):
         registry.load_backend("ecko")
 

@@ -24,8 +24,9 @@ Each setting is a flag of `cllm serve`, `generate`, `calibrate` and `verify`, an
 
 - Flags that are repeatable collect their values; a variable holds several with commas between, a TOML file as a list.
 - A switch is `--mmap` or `--no-mmap`, `CLLM_MMAP=off` (or `false`, `no`, `0`), `mmap = false`.
-- An empty variable counts as not set. A variable that begins with `CLLM_` and is no setting is warned of by servers; an unknown key in the
-  file is an error, as an unknown flag is.
+- An empty variable counts as not set, but an empty `CLLM_API_KEY` or `CLLM_API_KEY_FILE` is an error where no other keys are given: unset
+  it to serve without keys. A variable that begins with `CLLM_` and is no setting is warned of by servers; an unknown key in the file is an
+  error, as an unknown flag is.
 - A leading `~` of a path is the home directory.
 - A key in a flag can be seen in the list of processes; `--api-key-file` and `CLLM_API_KEY` keep it out of there. The file is read when the
   server starts.

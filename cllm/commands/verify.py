@@ -92,6 +92,8 @@ def compare(order: Order, texts: Sequence[str]) -> Divergence:
             raise BackendUnavailable(f"backend {order.reference} schedules itself, and the reference is one that does not")
         tokens = _tokens(model.vocabulary, texts, order.n_tokens)
         references = [_computed(model, one) for one in tokens]
+    if not tokens:
+        raise SettingsError("--text: there is nothing in it")
     with _loaded(settings.backend, spec) as model:
         others = _scored(model, tokens)
     if references[0].shape != others[0].shape:
@@ -101,10 +103,7 @@ def compare(order: Order, texts: Sequence[str]) -> Divergence:
 
 def _tokens(vocabulary: Vocabulary, texts: Sequence[str], n_max: int) -> list[list[int]]:
     tokens = [vocabulary.tokenize(text, add_special=True, parse_special=False)[:n_max] for text in texts]
-    tokens = [one for one in tokens if len(one) >= N_TOKENS_LEAST]
-    if not tokens:
-        raise SettingsError("--text: there is nothing in it")
-    return tokens
+    return [one for one in tokens if len(one) >= N_TOKENS_LEAST]
 
 
 @contextmanager

@@ -52,7 +52,9 @@ def load_main(backend: Backend, spec: ModelSpec, vectors: ModelSpec, on_progress
     except DoesNotGenerate:
         if not isinstance(backend, LoadsEmbedders):
             raise
-        return EmbeddingsOnly(backend.load_embedder(attrs.evolve(vectors, path=spec.path, loras=spec.loras), on_progress))
+        embedder = backend.load_embedder(attrs.evolve(vectors, path=spec.path, loras=spec.loras), on_progress)
+        check_embedder(embedder)  # before anything of it is read
+        return EmbeddingsOnly(embedder)
 
 
 def _streams_only(model: StreamModel, spec: ModelSpec) -> StreamsOnly:

@@ -176,8 +176,10 @@ def blaming(backend_name: str, to_do: str = "load the model") -> Iterator[None]:
     """
     try:
         yield
-    except (LoadFailed, LoadAborted, BackendUnavailable, SettingsError, KeyboardInterrupt):
+    except (LoadFailed, LoadAborted, BackendUnavailable, KeyboardInterrupt):
         raise
+    except SettingsError as error:  # of an option of the backend's, say, which nobody but it can check
+        raise LoadFailed(str(error)) from error
     except BaseException as error:  # see `call_foreign`
         log.debug("load.failed", exc_info=error)
         raise LoadFailed(f"backend {backend_name} failed to {to_do}: {in_one_line(error)}") from error  # noqa: ASYNC104

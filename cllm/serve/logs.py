@@ -31,6 +31,7 @@ def configure_logging(settings: Settings) -> None:
         logger_factory=structlog.WriteLoggerFactory(stderr),  # which writes a line at once, not its end after it
         cache_logger_on_first_use=False,  # loggers are module globals, made before this runs
     )
+    logging.captureWarnings(True)
     # Python's parser warns of what models write (`"\d"`), once for each, in lines of its own that would wait for a reader.
     warnings.filterwarnings("ignore", category=SyntaxWarning)
     handler = logging.StreamHandler(stderr)

@@ -13,7 +13,7 @@ import pytest
 from cllm import demo
 from cllm.backend import Batch, KvLayout, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import DEMO_NAME, Settings
-from cllm.errors import BackendUnavailable, LoadFailed, StepFailed
+from cllm.errors import BackendUnavailable, DoesNotGenerate, LoadFailed, SettingsError, StepFailed
 from cllm.registry import STEP_MODEL
 from cllm.serve.loading import _n_bytes_beside, check_beforehand, check_folder, limits_of, load, served_model, what_is_kept
 from cllm.serve.stepless import StreamsOnly
@@ -126,6 +126,18 @@ def test_whatever_a_fetch_raises_is_a_load_that_failed(monkeypatch: pytest.Monke
     monkeypatch.setattr("cllm.hub.local_path", local_path)
     with pytest.raises(LoadFailed, match="RuntimeError: on purpose"):
         load_with(Remembering(knows_models=False), "user/repo", monkeypatch)
+
+
+class Particular(Remembering):
+    """Has options of its own."""
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        raise SettingsError("on purpose", "backend_option")
+
+
+def test_an_option_that_a_backend_does_not_take_is_a_load_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LoadFailed, match=r"^backend_option: on purpose$"):
+        load_with(Particular(knows_models=True), "m", monkeypatch)
 
 
 def test_a_model_of_the_hubs_that_is_loaded_again_is_the_same_file_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -269,6 +281,27 @@ def test_a_close_that_raises_does_not_hide_why_a_load_failed(monkeypatch: pytest
     monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("broken", Broken(lambda: model)))
     with pytest.raises(LoadFailed, match=r"^fake: its steps could not be measured: RuntimeError: no memory$"):
         load(Settings("fake", calibrate="again"), lambda _share: True)
+
+
+def test_what_a_file_of_vectors_alone_gives_and_is_no_embedder_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = SimpleNamespace(n_closed=0)
+
+    def close() -> None:
+        half.n_closed += 1
+
+    half.close = close
+
+    class VectorsAlone(FakeBackend):
+        def load(self, spec: ModelSpec, on_progress: OnProgress) -> FakeModel:
+            raise DoesNotGenerate("it gives vectors only")
+
+        def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Any:
+            return half
+
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", VectorsAlone()))
+    with pytest.raises(LoadFailed, match="is no embedder: it has no info, vocabulary"):
+        load(Settings(calibrate="off"), lambda _share: True)
+    assert half.n_closed == 1
 
 
 def test_a_model_is_closed_behind_an_embedder_whose_close_raises(monkeypatch: pytest.MonkeyPatch) -> None:

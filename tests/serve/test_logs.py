@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -144,6 +145,36 @@ def test_what_a_model_writes_makes_no_lines_of_pythons_own(monkeypatch: pytest.M
     with warnings.catch_warnings(), standard_error(monkeypatch) as stream:
         warnings.warn_explicit("invalid escape sequence", SyntaxWarning, "<unknown>", 1)
     assert stream.getvalue() == ""
+
+
+OF_THE_HUBS_LIBRARY = """
+import logging, sys, warnings
+from cllm import hub
+from cllm.config import Settings
+from cllm.serve.logs import configure_logging
+
+if sys.argv[1:]:
+    configure_logging(Settings(log_format=sys.argv[1]))
+hub.cached_models()
+logging.getLogger("huggingface_hub.file_download").warning("logged")
+warnings.warn("warned")
+"""
+
+
+def lines_of_the_hubs_library(folder: Path, *log_format: str) -> list[str]:
+    command = [sys.executable, "-c", OF_THE_HUBS_LIBRARY, *log_format]
+    environment = {**os.environ, "HF_HOME": str(folder)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=TEST_S, env=environment, check=True).stderr.splitlines()
+
+
+def test_what_the_hubs_library_logs_and_warns_of_is_there_once_and_as_our_own(tmp_path: Path) -> None:
+    logged, warned = (json.loads(line) for line in lines_of_the_hubs_library(tmp_path, "json"))
+    assert (logged["event"], logged["level"]) == ("logged", "warning")
+    assert ("UserWarning: warned" in warned["event"], warned["level"]) == (True, "warning")
+
+
+def test_where_logging_is_not_set_up_the_hubs_library_writes_its_lines(tmp_path: Path) -> None:
+    assert [line for line in lines_of_the_hubs_library(tmp_path) if "logged" in line] == ["logged"]
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
