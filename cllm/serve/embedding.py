@@ -27,7 +27,7 @@ log = structlog.get_logger("cllm.embedding")
 
 N_SLICES_IDLE = 4  # a step may be so many slices long while nobody generates
 
-N_TOKENS_MAX = 1 << 24  # of all requests together, in 64 MiB; the one that fills it up may have more
+N_BYTES_MAX = 1 << 30  # of all requests together, inputs and vectors; the one that fills it up may have more
 
 
 @attrs.frozen(kw_only=True)
@@ -87,21 +87,21 @@ class EmbedLoop:
         """
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
-        n_jobs_of, n_tokens_of = self._waiting_of_keys()
+        n_jobs_of, n_bytes_of = self._waiting_of_keys()
         has_room = finds_room(key, n_jobs_of, self._n_jobs_max, self._weights)
-        if not (has_room and finds_room(key, n_tokens_of, N_TOKENS_MAX, self._weights)):
+        if not (has_room and finds_room(key, n_bytes_of, N_BYTES_MAX, self._weights)):
             rate = self._service.rate
             empty_in_s = 0.0 if rate is None else sum(job.n_tokens_left for job in self._waiters) / rate
             raise Unavailable("the queue is full", retry_after_s=bearable(empty_in_s), code="queue_full")
 
     def _waiting_of_keys(self) -> tuple[Counter[str], Counter[str]]:
-        """Requests that are not answered yet, by key, and their tokens, which are all kept until then."""
+        """Requests that are not answered yet, by key, and the memory that they will have taken by then."""
         n_jobs: Counter[str] = Counter()
-        n_tokens: Counter[str] = Counter()
+        n_bytes: Counter[str] = Counter()
         for job in self._waiters:
             n_jobs[job.key] += 1
-            n_tokens[job.key] += job.n_tokens
-        return n_jobs, n_tokens
+            n_bytes[job.key] += job.n_bytes
+        return n_jobs, n_bytes
 
     async def vectors(self, inputs: Sequence[Tokens], key: str = "") -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.

@@ -7,12 +7,13 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import trio
 
 from cllm.api import vectors as api_vectors
-from cllm.backend import Batch, Pooling
+from cllm.backend import Batch, Pooling, Vectors
 from cllm.errors import StepFailed
 from cllm.serve import embedding
 from cllm.serve.embedders import EmbeddingsOnly
@@ -379,6 +380,68 @@ async def test_many_vectors_are_brought_to_length_one_where_that_holds_nobody_up
     assert threading.main_thread() not in threads
 
 
+@pytest.mark.parametrize(
+    ("path", "pooling", "texts"),
+    [
+        ("/v1/embeddings", Pooling.MEAN, ["a"] + [""] * 2000),
+        ("/api/embed", Pooling.MEAN, ["a"] + [""] * 2000),
+        ("/v1/rerank", Pooling.MEAN, ["a"] + [""] * 2000),
+        ("/v1/rerank", Pooling.RANK, ["a"] + [""] * 2000),
+        ("/v1/rerank", Pooling.RANK, ["a"] + [""] * 7),  # a template is around each
+    ],
+)
+async def test_many_texts_become_tokens_where_that_holds_nobody_up_however_short_they_are(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, pooling: Pooling, texts: list[str]
+) -> None:
+    embedder, threads = FakeEmbedder(pooling=pooling), []
+
+    def noting(call: Any) -> Any:
+        def noted(*args: Any, **named: Any) -> Any:
+            threads.append(threading.current_thread())
+            return call(*args, **named)
+
+        return noted
+
+    embedder.pair = noting(embedder.pair)  # type: ignore[method-assign]
+    async with serve(embedder=embedder) as api:
+        monkeypatch.setattr(FakeVocabulary, "tokenize", noting(FakeVocabulary.tokenize))
+        body = {"query": "q", "documents": texts} if path == "/v1/rerank" else {"input": texts}
+        assert (await api.post(path, body)).status == 200
+    assert len(threads) >= len(texts)
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name", "others"),
+    [
+        ("/v1/embeddings", {}, "data", ["object", "model", "usage"]),
+        ("/v1/embeddings", {"encoding_format": "base64"}, "data", ["object", "model", "usage"]),
+        ("/v1/embeddings", {"dimensions": 5}, "data", ["object", "model", "usage"]),
+        ("/api/embed", {}, "embeddings", ["model", "total_duration", "load_duration", "prompt_eval_count"]),
+    ],
+)
+async def test_vectors_are_written_one_by_one_into_the_body_that_they_would_be_in_at_once(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], name: str, others: list[str]
+) -> None:
+    encode, sizes = msgspec.json.encode, []
+
+    def noted(value: Any) -> bytes:
+        encoded = encode(value)
+        sizes.append(len(encoded))
+        return encoded
+
+    async with serve(embedder=FakeEmbedder()) as api:
+        monkeypatch.setattr(msgspec.json, "encode", noted)
+        answers = [await api.post(path, {"input": texts, **fields}) for texts in (["text"], [f"text {i}" for i in range(50)])]
+        monkeypatch.undo()
+    for answer, n in zip(answers, (1, 50), strict=True):
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.body == encode(answer.json)
+        assert list(answer.json) == [others[0], name, *others[1:]]
+        assert len(answer.json[name]) == n
+    assert max(sizes) < 2 * min(len(encode(one)) for one in answers[1].json[name])
+
+
 def test_vectors_are_brought_to_length_one_piece_by_piece_as_they_would_be_at_once() -> None:
     given = np.random.default_rng(1).normal(size=(2500, 6)).astype(np.float32)
     given[7] = 0
@@ -391,7 +454,7 @@ def test_vectors_are_brought_to_length_one_piece_by_piece_as_they_would_be_at_on
 async def test_waiting_inputs_have_so_many_tokens_together_but_no_key_shuts_another_out(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "N_TOKENS_MAX", 30)
+    monkeypatch.setattr(embedding, "N_BYTES_MAX", 2 * (256 + 4 * N_EMBD) + 4 * 30)
     go_on = threading.Event()
     a, b = ({"Authorization": f"Bearer {key}"} for key in ("a", "b"))
     embedder = FakeEmbedder(before_step=lambda _batch: go_on.wait(TEST_S) and None)
@@ -419,6 +482,46 @@ async def test_waiting_inputs_have_so_many_tokens_together_but_no_key_shuts_anot
     n_tokens = {key: _value(metrics, f'cllm_key_tokens_total{{key="{key}",kind="embedded"}}') for key in ("anna", "ben")}
     assert 40 < n_tokens["anna"] < 50
     assert 1 <= n_tokens["ben"] < 5
+
+
+class Wide(FakeEmbedder):
+    """Gives vectors that take far more than what they are of; none before `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_embd = 1024
+        self.go_on = threading.Event()
+
+    def step(self, batch: Batch) -> Vectors:
+        assert self.go_on.wait(TEST_S)
+        return np.ones((batch.n_rows, self.n_embd), np.float32)
+
+
+async def test_the_vectors_of_requests_under_way_have_so_much_memory_together_but_no_key_shuts_another_out(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = Wide()
+    monkeypatch.setattr(embedding, "N_BYTES_MAX", 2 * 4 * embedder.n_embd)
+    a, b = ({"Authorization": f"Bearer {key}"} for key in ("a", "b"))
+    async with serve(embedder=embedder, api_key=("a", "b")) as api, trio.open_nursery() as nursery:
+        loop, statuses = api.running.engine.embeddings.loop, []
+
+        async def ask(headers: dict[str, str]) -> None:
+            statuses.append((await api.post("/v1/embeddings", {"input": "z"}, **headers)).status)
+
+        try:
+            for n, headers in enumerate((a, a, b), 1):
+                if headers is b:
+                    refused = await api.post("/v1/embeddings", {"input": "z"}, **a)
+                nursery.start_soon(ask, headers)
+                await api.until(lambda n=n: loop.n_waiting == n)
+        finally:
+            embedder.go_on.set()
+        await api.until(lambda: len(statuses) == 3)
+        again = await api.post("/v1/embeddings", {"input": "z"}, **a)
+    assert (refused.status, refused.error["code"]) == (503, "queue_full")
+    assert statuses == [200, 200, 200]
+    assert again.status == 200
 
 
 def _value(metrics: str, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -136,6 +137,20 @@ def test_what_has_no_tokens_or_too_many_is_refused_and_nothing_of_its_request_is
     with pytest.raises(InvalidRequest):
         scheduler.submit([[1], []])
     assert scheduler.n_waiting == 0
+
+
+@pytest.mark.parametrize(("n", "n_tokens", "n_embd"), [(1000, 1, 8), (100, 400, 8), (100, 2, 1024)])
+def test_a_job_says_what_memory_its_inputs_and_vectors_take(n: int, n_tokens: int, n_embd: int) -> None:
+    embedder = FakeEmbedder()
+    embedder.n_embd = n_embd
+    scheduler = EmbedScheduler(embedder)
+    tracemalloc.start()
+    try:
+        job = scheduler.submit([np.ones(n_tokens, np.int32) for _ in range(n)])
+        n_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert job.n_bytes == pytest.approx(n_bytes, rel=0.2)
 
 
 def test_a_model_that_needs_inputs_whole_takes_none_longer_than_a_step() -> None:

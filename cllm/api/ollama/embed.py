@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -97,11 +97,7 @@ def _nothing(model: str) -> Response:
 
 
 def _response(embedded: Embedded, n_dimensions: int | None, total_s: float) -> Response:
-    body: dict[str, Any] = {
-        "model": embedded.model.name,
-        "embeddings": [vectors.written(vector) for vector in vectors.normalised(embedded.vectors, n_dimensions)],
-        "total_duration": round(total_s * NS_PER_S),
-        "load_duration": 0,
-        "prompt_eval_count": embedded.n_tokens,
-    }
-    return json_response(body)
+    unit = vectors.normalised(embedded.vectors, n_dimensions)
+    embeddings = (msgspec.json.encode(vector.tolist()) for vector in unit)
+    after = {"total_duration": round(total_s * NS_PER_S), "load_duration": 0, "prompt_eval_count": embedded.n_tokens}
+    return vectors.listing({"model": embedded.model.name}, "embeddings", embeddings, after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import attrs
 import msgspec
@@ -13,7 +13,6 @@ from quart import Blueprint, Response
 
 from cllm.api import vectors, wire
 from cllm.api.context import Context
-from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.api.prompts import by_length
 from cllm.api.vectors import Embedded
@@ -74,11 +73,12 @@ def _inputs(given: str | list[int | str | list[int]]) -> list[str | list[int]]:
 
 def _response(embedded: Embedded, n_dimensions: int | None, in_bytes: bool) -> Response:
     unit = vectors.normalised(embedded.vectors, n_dimensions)
-    data = [{"object": "embedding", "index": i, "embedding": _written(vector, in_bytes)} for i, vector in enumerate(unit)]
+    data = (_item(i, vector, in_bytes) for i, vector in enumerate(unit))
     usage = {"prompt_tokens": embedded.n_tokens, "total_tokens": embedded.n_tokens}
-    return json_response({"object": "list", "data": data, "model": embedded.model.name, "usage": usage})
+    return vectors.listing({"object": "list"}, "data", data, {"model": embedded.model.name, "usage": usage})
 
 
-def _written(vector: Vectors, in_bytes: bool) -> Any:
-    """The numbers, or the base64 of their 32 bits each, the lowest byte first."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_bytes else vectors.written(vector)
+def _item(index: int, vector: Vectors, in_bytes: bool) -> bytes:
+    """One vector: the numbers, or the base64 of their 32 bits each, the lowest byte first."""
+    numbers = base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_bytes else vector.tolist()
+    return msgspec.json.encode({"object": "embedding", "index": index, "embedding": numbers})

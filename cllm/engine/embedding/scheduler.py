@@ -22,6 +22,8 @@ from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, Reque
 Sums = npt.NDArray[np.float64]
 
 N_DEATHS_MAX: Final = 2  # with one input alone in the step: the first may have had another cause
+N_BYTES_TOKEN: Final = 4  # as requests bring them
+N_BYTES_INPUT: Final = 256  # that an input takes besides its tokens and its vector, as measured
 
 
 Tokens: TypeAlias = Seq[int] | Int32s
@@ -50,7 +52,7 @@ class Job:
 
     key: str
     vectors: Vectors  # (inputs, n_embd), not normalised
-    n_tokens: int
+    n_bytes: int  # that it keeps until it is answered: its inputs, and their vectors, which take their memory as they are filled in
     n_left: int  # inputs without a vector
     n_tokens_left: int  # of these
     error: RequestError | None = None
@@ -125,7 +127,8 @@ class EmbedScheduler:
             if len(tokens) > self.n_tokens_max:
                 raise InputTooLong(len(tokens), self.n_tokens_max, place)
         n, n_tokens = len(inputs), sum(map(len, inputs))
-        job = Job(key, np.zeros((n, self._n_embd), np.float32), n_tokens, n, n_tokens)
+        vectors = np.zeros((n, self._n_embd), np.float32)
+        job = Job(key, vectors, vectors.nbytes + N_BYTES_TOKEN * n_tokens + N_BYTES_INPUT * n, n, n_tokens)
         self._waiting.add(key, [Input(job, place, tokens) for place, tokens in enumerate(inputs)])
         return job
 

@@ -9,10 +9,10 @@ import attrs
 
 
 class SamplingProfile(Enum):
-    """In which order the truncations are applied."""
+    """In which order the truncations are applied: see `cllm.engine.sampling.step`."""
 
-    OPENAI = "openai"  # penalties, bias, mask, temperature, top_k, top_p, min_p
-    LLAMA = "llama"  # penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature (llama.cpp's own order)
+    OPENAI = "openai"
+    LLAMA = "llama"  # llama.cpp's own
 
 
 N_REPEATS_USUAL: Final = 64  # what llama.cpp looks at
@@ -22,7 +22,7 @@ N_REPEATS_USUAL: Final = 64  # what llama.cpp looks at
 class SamplingParams:
     """How one sequence's next token is drawn. The defaults leave the model's distribution as it is.
 
-    A field at its default switches its stage off. `temperature` 0 is greedy. Hashable: rows with equal parameters are sampled together.
+    A field at its default switches its stage off. `temperature` 0 is greedy.
     """
 
     temperature: float = 1.0
