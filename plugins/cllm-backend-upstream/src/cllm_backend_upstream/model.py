@@ -122,7 +122,7 @@ class UpstreamModel:
             self._token = trio.lowlevel.current_trio_token()
             self._runs.set()
             if self._is_closed:  # it began too late to be told to leave
-                return
+                self._leave()
             nursery.start_soon(watch, self.pool, self.places, self._exchange, self._options, self._found.kind)
             nursery.start_soon(self._beat)
 
