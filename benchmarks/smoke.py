@@ -318,7 +318,7 @@ def run_report(folder: Path) -> None:
     assert list(sections) == [report.GLANCE_TITLE, *report.TITLES.values()], list(sections)
     for run in results.read_all(folder):
         body = sections[report.TITLES[run["kind"]]]
-        assert f"\n### {run['name']}\n" in body or f"\n{run['name']}: " in body, (run["kind"], run["name"])
+        assert f"# {run['name']}\n" in body or f"\n{run['name']}: " in body, (run["kind"], run["name"])
     missing = [name for name in _images(text) if not (page.parent / name).exists()]
     assert plots or not missing, missing
     lines = readme.read_text("utf-8").splitlines()

@@ -45,12 +45,14 @@ def in_order(runs: Sequence[Run], kind: str) -> list[Run]:
 
 
 def groups(shown: Sequence[Run], runs: Sequence[Run], kind: str) -> list[tuple[str, str, list[Run]]]:
-    """Title, text and runs of each part of a section: what is `shown` under what is found of it, as far as that holds of `runs`."""
+    """Title, text and runs of each part of a section: what is `shown` under what is found of it, as far as that holds of `runs`; then,
+    without any, the others.
+    """
     parts, left = [], list(shown)
     for finding in FOUND:
-        if finding.kind == kind and finding.title and (own := [run for run in left if run["name"] in finding.of]):
-            parts.append((finding.title, finding.text if finding.holds_of(runs) else "", own))
-            left = [run for run in left if run not in own]
+        if finding.kind == kind and finding.title and finding.holds_of(runs):
+            parts.append((finding.title, finding.text, [run for run in left if run["name"] in finding.of]))
+            left = [run for run in left if run["name"] not in finding.of]
     return parts + ([("Others" if parts else "", "", left)] if left else [])
 
 
