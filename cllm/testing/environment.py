@@ -80,7 +80,7 @@ class Environment:
             yield {backend: now[f"{backend} of {name}"] for backend in backends}
         assert self.backends() == before, "something is left in the list"
         for backend in backends:
-            self.check_refused(backend, f"no backend {backend}")
+            self.check_refused(backend, f"--backend: no backend {backend}", code=2)
 
     def backends(self) -> dict[str, str]:
         """What `cllm backends` lists, as `NAME of DISTRIBUTION`, with the reason that is told beside each."""
@@ -88,11 +88,13 @@ class Environment:
         assert done.returncode == 0, done.stderr
         return {f"{one['name']} of {one['distribution']}": one["reason"] for one in json.loads(done.stdout)}
 
-    def check_refused(self, backend: str, complaint: str) -> None:
-        """Serving with `backend` must end with exit code 1 and one line that begins with `complaint`."""
+    def check_refused(self, backend: str, complaint: str, *, code: int = 1) -> None:
+        """Serving with `backend` must end with this exit code, 2 where there is none of that name, and one line that begins with
+        `complaint`.
+        """
         done = self.run("cllm", "serve", "--backend", backend, "--port", "0", "--log-level", "error")
         line = f"cllm: {complaint}"
-        assert (done.returncode, done.stderr[: len(line)], done.stderr.count("\n")) == (1, line, 1), done.stdout + done.stderr
+        assert (done.returncode, done.stderr[: len(line)], done.stderr.count("\n")) == (code, line, 1), done.stdout + done.stderr
 
     def check_contract(self, backend: str, *arguments: str) -> None:
         """Backend `backend` must keep the contract; further arguments are the contract suite's."""

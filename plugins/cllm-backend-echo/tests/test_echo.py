@@ -101,8 +101,11 @@ def test_the_others_go_on(bad: Environment) -> None:
         ("past", "backend past (cllm-backend-past 1.0) speaks version 0 of the contract, this server version 1; update the backend"),
         ("future", "backend future (cllm-backend-future 1.0) speaks version 99 of the contract, this server version 1; update cLLM"),
         ("broken", "backend broken (cllm-backend-broken 1.0) is broken: ImportError: cannot import name 'NoSuchError'"),
-        ("sonud", "no backend sonud; did you mean sound?"),
     ],
 )
 def test_serving_with_one_that_cannot_be_used_is_one_line_and_code_1(bad: Environment, name: str, complaint: str) -> None:
     bad.check_refused(name, complaint)
+
+
+def test_serving_with_one_that_is_not_there_is_a_mistake_in_the_settings(bad: Environment) -> None:
+    bad.check_refused("sonud", "--backend: no backend sonud; did you mean sound?", code=2)
