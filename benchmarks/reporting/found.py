@@ -81,7 +81,7 @@ WRITTEN_OF: Final = {  # all that is kept, by kind and name, since README quotes
     "peers-mixed-small-c8": "2026-11-30 a71bf62a23",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-30 979d7ac996",
-    "peers-overload-2x-c8": "2026-11-30 8d1a0b991d",
+    "peers-overload-2x-c8": "2026-12-01 abe57b4722",
     "peers-overload-4x-c8": "2026-11-30 ad26a79533",
     "peers-seed-160x5": "2026-11-27 164e1040b0",
     "peers-seed-40x8-c1-openvino-Q8_0": "2026-11-25 16be67a521",
@@ -303,7 +303,8 @@ what the machine served when that was measured, once, cold. Prompts go in pieces
 newest of those who wait go first. Below, the whole is what can be served.
 
 - **Who has more good requests** is not told apart at the half and at the whole. At twice as much cLLM has 1.93 times as many as `-b 32`
-  (1.68 to 2.22), at four times 1.24 times as many as `no prompt cache` (1.02 to 1.51); beside `-no-kvu` nothing is told.
+  (1.68 to 2.22) and 1.61 times as many as `-kvu` (1.36 to 1.91), at four times 1.24 times as many as `no prompt cache` (1.02 to 1.51);
+  beside `-no-kvu` nothing is told.
 - **At the whole cLLM waits longest**, beside all settings in ten pairs each but for `-b 32`, from which nothing tells it apart. First texts
   come at p90 after 1.25 (`-kvu -b 64`), 1.38 (`-no-kvu`), 1.62 (`-b 64`), 1.66 (`no prompt cache`) and 1.82 times (`-kvu`) the time, and
   whole answers at p50 after 1.25 to 1.27 times that of `-kvu` and `-b 64`. A prompt in pieces makes more of the steps that answers wait for
@@ -320,7 +321,10 @@ newest of those who wait go first. Below, the whole is what can be served.
 - **Beside `no prompt cache`**, which saves nothing on the host and takes three quarters of cLLM's memory, at twice and four times as much:
   0.94 and 0.96 of its tokens/s, first texts after 1.49 and 1.16 times its time at p90, gaps 2.08 and 1.40 times as long at p90 and 0.43 and
   0.30 times at p99.
-- **Fewer pairs**, two or three, are of `-kvu`, `-b 64` and `-kvu -b 64` at twice and four times as much: 1.03 to 1.13 times their tokens/s.
+- **Beside `-kvu`** at twice as much: 1.08 times its tokens/s (1.05 to 1.12), first texts at p50 after 0.63 of its time, gaps at p99 0.31
+  times as long, but at p90 1.90 times.
+- **Fewer pairs**, two or three, are of `-b 64` and `-kvu -b 64` at twice and four times as much, and of `-kvu` at four times: 1.03 to 1.13
+  times their tokens/s.
 
 What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some
 10 s, and the last one was answered by cLLM after 28 to 44. So fewer good ones a second there are the burst's end, and under a load that
