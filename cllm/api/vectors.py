@@ -119,11 +119,9 @@ def listing(before: dict[str, Any], name: str, items: Iterable[bytes], after: di
 
     No piece of Python's work on it is longer than what one item takes, and large ones are joined where others run meanwhile (bpo-36051).
     """
-    pieces = [msgspec.json.encode(before)[:-1], b',"%b":[' % name.encode()]
-    for item in items:
-        pieces += (item, b",")
-    pieces[-1] = b"]," + msgspec.json.encode(after)[1:]
-    return Response(b"".join(pieces), content_type="application/json")
+    head = msgspec.json.encode(before)[:-1] + b',"%b":[' % name.encode()
+    tail = b"]," + msgspec.json.encode(after)[1:]
+    return Response(b"".join((head, b",".join(items), tail)), content_type="application/json")
 
 
 def _cosines(vectors: Vectors) -> list[float]:
