@@ -30,7 +30,7 @@ from cllm.engine.memory.prefix import Key
 from cllm.engine.memory.prices import Prices
 from cllm.engine.scheduler import Scheduler, note_cached
 from cllm.engine.sequence import DECODE, FINISHED, PREFILL, Phase, Sequence, SequenceSpec
-from cllm.engine.waiting.fairness import GENERATED_TOKEN, NO_WORK
+from cllm.engine.waiting.fairness import GENERATED_TOKEN, NO_WORK, Work
 from cllm.engine.waiting.following import Followers, is_of_use, n_computing
 from cllm.engine.waiting.gate import CERTAINTY, Behind
 from cllm.engine.waiting.queue import gives_way, may_yield, order, who_yields
@@ -117,7 +117,8 @@ class StepScheduler(Scheduler):
         self._admit(now, events)
         self._reserve_decode_cells()
         running = self._who_computes()
-        is_decoding = any(sequence.phase is DECODE for sequence in running)
+        beside = self._who_is_put_off(running) if self._trials else []
+        is_decoding = bool(beside) or any(sequence.phase is DECODE for sequence in running)
         places_taken = not is_decoding and len(running) >= self._n_places() and not self._is_hurried(running, now)
         n_cells = self.cells.n_total - self.cells.n_free
         plan = self._former.form(
@@ -125,6 +126,7 @@ class StepScheduler(Scheduler):
             self.memory.take_moves(),
             events,
             n_cells,
+            beside=beside,
             n_prefilled=self.totals.n_prefill_rows,
             n_keys=self._accounts.n_late if is_decoding else self._n_keys(),
             meetings=self._meetings(beside_answers=is_decoding),
@@ -187,6 +189,12 @@ class StepScheduler(Scheduler):
         running = [sequence for sequence in running if not sequence.is_restoring]
         self._restores_alone = not restored_alone and all(sequence.phase is PREFILL for sequence in running)
         return [] if self._restores_alone else running
+
+    def _who_is_put_off(self, running: list[Sequence]) -> list[Sequence]:
+        """Those who generate, and wait for a step of `running` who are on trial. A fixed number of rows is that of any step."""
+        if self.limits.row_budget is not None:
+            return []
+        return [sequence for sequence in self._running if sequence.phase is DECODE and sequence not in running]
 
     def is_futile(self, plan: Plan) -> bool:
         """Whether nobody waits for any row of a step under way: neither its members, nor those who would go on from their prompts."""
@@ -666,15 +674,21 @@ class StepScheduler(Scheduler):
     def _release_followers(self) -> None:
         released = self._followers.take_released()
         for one in released:
-            self._queue.bring_back(one.sequence)
             self._weigh(one.sequence, one.n_computed or self.memory.n_known(one.sequence))
+            self._queue.bring_back(one.sequence)
         for leader in dict.fromkeys(one.leader for one in released):
             self._rank_anew(leader)
 
     def _weigh(self, sequence: Sequence, n_known: int) -> None:
-        """Count what it will probably cost if so many tokens of its prompt are there by then: who comes behind waits for no more."""
-        if sequence.admitted_at is None:
-            self._queue.reweigh(sequence, self._service.work(max(sequence.n_prompt - n_known, 1), sequence.n_max - sequence.n_prompt))
+        """Count what one that is set aside will probably cost if so many of its tokens are there by then."""
+        self._queue.reweigh(sequence, self._work_left(sequence, n_known))
+
+    def _work_left(self, sequence: Sequence, n_known: int) -> Work:
+        """What is still to be done for one that waits, of whose tokens so many are known: who comes behind it waits for no more.
+
+        However long an answer is already, what is left of it is guessed as of a new one, as that of those who run is.
+        """
+        return self._service.work(max(len(sequence.tokens) - n_known, 1), sequence.n_max - len(sequence.tokens))
 
     def _meetings(self, *, beside_answers: bool) -> Mapping[Sequence, int]:
         """Where prompts are to stop, since others go on from there; in slots that cannot be cut also where others will."""
@@ -710,6 +724,7 @@ class StepScheduler(Scheduler):
         sequence.n_preempted += 1
         sequence.timeline.note(self._now, "preempted", n_generated=sequence.n_generated)
         self.totals.n_preempted += 1
+        sequence.work = self._work_left(sequence, self.memory.n_known(sequence))
         self._queue.add(sequence)
 
     def _end(self, sequence: Sequence, *, keep: bool = True) -> None:

@@ -9,12 +9,13 @@ import pytest
 from cllm.config import Settings
 from cllm.engine.batch.budget import RowBudget
 from cllm.engine.batch.plan import Plan, StepOutput
-from cllm.engine.cost.curve import Curve
+from cllm.engine.cost.curve import DEFAULT_CURVE, Curve
 from cllm.engine.cost.model import CostModel
 from cllm.engine.events import Finished
 from cllm.engine.limits import Limits
-from cllm.engine.sequence import Phase
+from cllm.engine.sequence import Phase, Sequence
 from cllm.engine.stepping import StepScheduler
+from cllm.errors import StepFailed
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel, FakeVocabulary
 from tests.engine.test_machine import make_spec, run_step
@@ -156,3 +157,66 @@ def test_a_prompt_that_has_computed_little_behind_cells_that_it_found_gets_the_r
 
     assert n_rows(12000, 12000) > n_rows(12000, 0)
     assert n_rows(12000, 11000) == n_rows(12000, 0)  # of which it has computed enough itself
+
+
+# --- while a culprit is looked for -------------------------------------------------------------------------------------
+
+ITL_MAX_S = 0.25
+
+
+def on_trial(*, apart: bool) -> tuple[StepScheduler, Sequence]:
+    """Four answers and a prompt of 3,000 tokens, whose step has failed once; that prompt is the last to be tried."""
+    limits = Limits(
+        n_cells=80_000, n_slots=8, n_ctx=10_000, n_rows_max=512, row_budget=None,
+        n_live_max=8, n_waiting_max=8, itl_max_s=ITL_MAX_S, apart=apart,
+    )  # fmt: skip
+    scheduler = StepScheduler(limits, FakeVocabulary(1000), CostModel(DEFAULT_CURVE, n_rows_max=512, apart=apart))
+    for i in range(4):
+        scheduler.submit(make_spec(tuple(range(32 + i, 52 + i)), 0, 5000, 0.0), 0.0)
+    while not all(sequence.phase is Phase.DECODE for sequence in scheduler._sequences.values()):
+        do_step(scheduler)
+    prompt = submit_long(scheduler, 3000)
+    do_step(scheduler)
+    failed = scheduler.plan(0.0)
+    assert failed is not None
+    assert len(failed.members()) == 5
+    scheduler.apply_failure(failed, StepFailed("for once"), 0.0)
+    return scheduler, prompt
+
+
+def submit_long(scheduler: StepScheduler, n_prompt: int) -> Sequence:
+    return scheduler._sequences[scheduler.submit(make_spec(tuple(32 + i % 64 for i in range(n_prompt)), 0, 5, 0.0), 0.0)]
+
+
+def do_step(scheduler: StepScheduler) -> Plan:
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    scheduler.apply(plan, StepOutput([40] * len(plan.outputs), [], None, model_s=plan.expected_s), 0.0)
+    return plan
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_answers_do_not_wait_longer_for_a_long_prompt_that_is_on_trial_than_for_any_other(apart: bool) -> None:
+    scheduler, prompt = on_trial(apart=apart)
+    waited_s, n_turns = 0.0, 0
+    while prompt.phase is not Phase.DECODE:
+        has_answers = any(sequence.phase is Phase.DECODE for sequence in scheduler._running)
+        plan = do_step(scheduler)
+        waited_s = 0.0 if plan.decoding or not has_answers else waited_s + plan.expected_s
+        n_turns += bool(waited_s)
+        assert waited_s <= ITL_MAX_S
+    assert n_turns > 100, "by turns with them, to its end"
+    do_step(scheduler)
+    assert not scheduler._trials
+    assert len(scheduler._sequences) == 5
+
+
+def test_a_deep_prompt_that_nobody_suspects_goes_on_beside_one_that_is_on_trial() -> None:
+    """Each of the latter's steps is followed by one of theirs, which is not the answers' every time."""
+    scheduler, prompt = on_trial(apart=False)
+    while prompt.n_computed < 1000:
+        do_step(scheduler)
+    other = submit_long(scheduler, 1500)
+    while other.phase is not Phase.DECODE:
+        do_step(scheduler)
+    assert prompt.phase is Phase.PREFILL

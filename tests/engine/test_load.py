@@ -22,6 +22,7 @@ from cllm.engine.stepping import StepScheduler
 from cllm.errors import Unavailable
 from cllm.testing.fake import FakeVocabulary
 from tests.engine.simulation import NO_OUTPUT_MS, STEP_MS, Asked, Simulation, ask, step_s
+from tests.lines import n_lines
 
 CURVE = Curve(
     rows=tuple((n, (ms - NO_OUTPUT_MS * n) / 1000) for n, ms in STEP_MS.items()),
@@ -94,6 +95,44 @@ def test_many_answers_to_one_long_prompt_are_its_work_once() -> None:
         scheduler.submit(SequenceSpec(prompt=prompt.copy(), stopping=stopping), 60.0)  # of others, who may be gone any time
     with pytest.raises(Unavailable, match="the wait would be"):
         scheduler.check_room(60.0)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_behind_one_that_gave_way_a_newcomer_waits_for_what_is_left_of_it(is_kept: bool) -> None:
+    """Its prompt is long, and was computed before an urgent one took its place."""
+    scheduler = make_scheduler(n_ctx=25_000, n_live_max=2, wait_max_s=60.0, keeps_prefixes=is_kept, can_share=is_kept, can_trim=True)
+    simulation = Simulation(scheduler)
+    simulation.ask([ask(0.0, 20, 4_000), ask(0.0, 20_000, 400)])
+    while any(sequence.n_generated < 10 for sequence in scheduler._sequences.values()) or not scheduler.n_running:
+        simulation.run(simulation.now + 1.0)
+    scheduler.check_room(simulation.now)
+    simulation.ask([ask(simulation.now, 20, 30, priority=-1)])
+    simulation.run(simulation.now + 0.1)
+    (waiting,) = scheduler._queue
+    assert waiting.n_prompt == 20_000
+    assert waiting.work == waiting.account.owed
+    if is_kept:
+        assert waiting.work.n_prompt == 1, "the token that was drawn last"
+        scheduler.check_room(simulation.now)
+        scheduler.check_room(simulation.now, timeout_s=20.0)
+        return
+    assert waiting.work.n_prompt == len(waiting.tokens)
+    with pytest.raises(Unavailable, match="the wait would be"):
+        scheduler.check_room(simulation.now)
+    with pytest.raises(Unavailable, match="the wait would be"):
+        scheduler.check_room(simulation.now, timeout_s=20.0)
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_however_many_wait_a_newcomer_is_weighed_without_looking_at_each(priority: int) -> None:
+    def n_lines_beside(n_waiting: int) -> int:
+        scheduler = make_scheduler(n_live_max=1, n_waiting_max=2 * n_waiting)
+        for _ in range(n_waiting):
+            scheduler.submit(ask(0.0, 20, 20, priority=1).spec, 0.0)
+        scheduler.check()
+        return n_lines(lambda: scheduler.check_room(0.0, priority=priority, timeout_s=20.0))
+
+    assert n_lines_beside(400) < 2 * n_lines_beside(4)
 
 
 def test_where_few_generate_the_wait_behind_long_prompts_is_told_about_as_long_as_it_is() -> None:

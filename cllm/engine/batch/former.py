@@ -41,9 +41,15 @@ class Who:
     """Those who may have rows in a step."""
 
     decoding: list[Sequence]
-    put_off: list[Sequence]  # who generate in the next step, while this one is a prompt's; then nobody is `decoding`
+    put_off: Seq[Sequence]  # who generate in the next step, while this one is a prompt's; then nobody is `decoding`
+    beside: Seq[Sequence]  # the same if those who have rows in this one are on trial, however deep they are
     prompts: list[Sequence]  # by order of service
     ranked: list[Sequence]  # the same by who goes first
+
+    @property
+    def answers(self) -> Seq[Sequence]:
+        """Who generate in this step, or wait for its end."""
+        return self.decoding or self.put_off or self.beside
 
 
 @attrs.frozen
@@ -100,6 +106,7 @@ class BatchFormer:
         events: list[Event],
         n_cells: int,
         *,
+        beside: Seq[Sequence] = (),
         n_prefilled: int = 0,
         n_keys: int = 1,
         meetings: Mapping[Sequence, int] = NO_MEETINGS,
@@ -107,17 +114,18 @@ class BatchFormer:
     ) -> Plan:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
 
-        Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. Prompts in `meetings` stop after so many
-        tokens, where others go on with them. `places_taken` when nobody generates and no more could run.
+        While `running` are on trial, those `beside` generate in steps of their own and wait for this one, in which prompts have the room
+        that they would have beside these. Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. Prompts
+        in `meetings` stop after so many tokens, where others go on with them. `places_taken` when nobody generates and no more could run.
         """
-        who = self._who(running, n_prefilled)
+        who = self._who(running, beside, n_prefilled)
         self._columns.begin(who.decoding)
-        n_attended = sum([sequence.n_computed for sequence in who.decoding or who.put_off])
+        n_attended = sum([sequence.n_computed for sequence in who.answers])
         attended = [] if who.put_off else [(1, n_attended)]
         filling = Filling(who.decoding)
         if who.prompts:
             n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in who.prompts])
-            load = Load(len(running), n_cells, n_owed_all, n_attended, n_keys, places_taken)
+            load = Load(len(running) + len(beside), n_cells, n_owed_all, n_attended, n_keys, places_taken)
             attended = self._with_prompts(who, running, load, meetings, filling)
         sizes: tuple[int, ...] = ()
         fillers: Seq[tuple[int, int]] = ()
@@ -144,7 +152,7 @@ class BatchFormer:
     ) -> list[tuple[int, int]]:
         """Add the prompts' rows, as many as there is room for; return what all rows attend to."""
         first = who.ranked[0]
-        riding = self._riding(who.decoding, who.prompts, first) if self._apart and who.decoding else NOBODY_RIDES
+        riding = self._riding(who, first) if self._apart else NOBODY_RIDES
         n_room = self._n_room_after(who, load) if who.put_off else self._n_room_beside(who, load, riding)
         if who.decoding and _is_light(first.account, running):
             n_room = max(n_room, self._n_room_light(who, load, riding))
@@ -152,7 +160,7 @@ class BatchFormer:
         filling.outputs = who.decoding.copy()
         self._add_prompts(in_order, n_room, first.n_computed, riding.riders, meetings, filling)
         n_alone = sum([sequence.n_computed for sequence, n in filling.prefilling if n == 1])
-        n_alone = n_alone if who.put_off else load.n_attended + n_alone
+        n_alone += load.n_attended if who.decoding else 0
         return [(1, n_alone), *((n, sequence.n_computed + n // 2) for sequence, n in filling.prefilling if n > 1)]
 
     def _by_slot(self, decoding: list[Sequence], filling: Filling) -> tuple[tuple[int, ...], Seq[tuple[int, int]]]:
@@ -190,32 +198,32 @@ class BatchFormer:
             unsettled=Unsettled([len(sequence.tokens) + 1 for sequence in plan.outputs]),
         )
 
-    def _who(self, running: list[Sequence], n_prefilled: int) -> Who:
+    def _who(self, running: list[Sequence], beside: Seq[Sequence], n_prefilled: int) -> Who:
         """Answers and prompts together, or by turns where the prompt that goes first is much deeper than all answers."""
         decoding = [sequence for sequence in running if sequence.phase is DECODE]
-        put_off: list[Sequence] = []
+        put_off: Seq[Sequence] = []
         prompts: list[Sequence] = []
         ranked: list[Sequence] = []
         if len(running) > len(decoding):
             prompts = [sequence for sequence in running if sequence.phase is PREFILL]
             ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
-            if decoding:
-                n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
-                if self._is_kept_out(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].account, running):
-                    if self._n_turns:
+            if answers := decoding or beside:
+                n_deep = N_DEEPER + max([sequence.n_computed for sequence in answers])
+                if self._is_kept_out(ranked[0], len(answers), n_deep) and not _is_light(ranked[0].account, running):
+                    if decoding and self._n_turns:
                         prompts = []
                     else:
-                        decoding, put_off = [], decoding
+                        decoding, put_off = [], answers
                 elif self._apart:
-                    ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_kept_out(sequence, len(decoding), n_deep)]
+                    ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_kept_out(sequence, len(answers), n_deep)]
                     prompts = prompts if len(ranked) == len(prompts) else ranked
         if decoding:
             self._n_turns = max(self._n_turns - 1, 0)  # whoever else is in a step of theirs; one on trial may have a step in between
-        return Who(decoding, put_off, prompts, ranked)
+        return Who(decoding, put_off, beside, prompts, ranked)
 
     def _n_room_after(self, who: Who, load: Load) -> int:
         """Rows of prompts that a step of theirs has room for, after which answers have some steps."""
-        n_rows, self._n_turns = self._budget.n_rows_between(
+        n_rows, n_turns = self._budget.n_rows_between(
             len(who.put_off),
             load.n_running,
             load.n_cells,
@@ -223,12 +231,14 @@ class BatchFormer:
             n_attended=load.n_attended,
             depth=who.ranked[0].n_computed,
         )
+        if not who.beside:  # who have the next step in any case, while it may be the turn of a prompt that nobody suspects
+            self._n_turns = n_turns
         self.n_room = max(n_rows, 1)
         return self.n_room
 
     def _n_room_beside(self, who: Who, load: Load, riding: Riding) -> int:
         """Rows of prompts that a step has room for beside those of answers."""
-        first, n_decoding = who.ranked[0], len(who.decoding)
+        first, n_decoding = who.ranked[0], len(who.answers)
         n_rows = self._budget.n_rows(
             n_decoding,
             load.n_running,
@@ -275,12 +285,15 @@ class BatchFormer:
         is_deep = prompt.n_computed >= n_deep and len(prompt.tokens) - prompt.n_shared > N_TOGETHER
         return is_deep and self._budget.gains_by_turns(n_decoding, prompt.n_computed)
 
-    def _riding(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> Riding:
+    def _riding(self, who: Who, first: Sequence) -> Riding:
         """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.
 
         They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in.
         """
-        riders = [one for one in prompts if one is first or not one.n_unscored]
+        decoding = who.decoding
+        if not decoding:
+            return Riding((), *self._singles(who.beside, ())) if who.beside else NOBODY_RIDES
+        riders = [one for one in who.prompts if one is first or not one.n_unscored]
         bare, n_fillers = self._singles(decoding, (first,))
         if len(riders) > 1:
             filled, n_beside = self._singles(decoding, riders)

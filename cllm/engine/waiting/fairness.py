@@ -7,7 +7,7 @@ those that have, so that idling earns no credit.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -33,7 +33,7 @@ class Work:
 
     @classmethod
     def of(cls, works: Iterable[Work]) -> Work:
-        """Return the sum; thousands may wait, whenever somebody comes."""
+        """Return the sum; thousands of keys may have asked, whenever somebody comes."""
         n_prompt = n_generated = 0.0
         for work in works:
             n_prompt += work.n_prompt
@@ -157,6 +157,10 @@ class Accounts:
         account.owed = account.owed - work if account.n_waiting else NO_WORK  # no rounding errors are kept
         self._level = max(self._level, account.served)
 
+    def seen(self, key: str) -> Account:
+        """Return the account of `key`, or one as it would begin: who only asks whether there is room opens none."""
+        return self._accounts.get(key) or Account(key, self._weights.get(key, 1.0))
+
 
 def finds_room(key: str, n_waiting_of: Mapping[str, int], n_max: int, weights: Mapping[str, float]) -> bool:
     """Say whether a queue for `n_max` takes one more of this key, beside so many of each.
@@ -169,3 +173,14 @@ def finds_room(key: str, n_waiting_of: Mapping[str, int], n_max: int, weights: M
     keys = {key, *(each for each, n in n_waiting_of.items() if n)}
     part = weights.get(key, 1.0) / sum(weights.get(each, 1.0) for each in keys)
     return n_waiting < 2 * n_max and n_waiting_of.get(key, 0) < n_max * part
+
+
+def likeliest(keys: Iterable[str], weights: Mapping[str, float], *burdens: Callable[[str], float]) -> set[str]:
+    """Return those that are let in before the others: of the keys of each weight the one with the least of each burden.
+
+    There may be thousands of keys, and each that is asked for is weighed against all of them.
+    """
+    of_weight: dict[float, list[str]] = {}
+    for key in keys:
+        of_weight.setdefault(weights.get(key, 1.0), []).append(key)
+    return {min(alike, key=burden) for alike in of_weight.values() for burden in burdens}

@@ -151,7 +151,7 @@ class Gate:
 
         Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
         """
-        account = self._accounts.of(newcomer.key)
+        account = self._accounts.seen(newcomer.key)
         self._check_quota(account, newcomer)
         self._check_queue(account, newcomer)
         generated = newcomer.generated_token

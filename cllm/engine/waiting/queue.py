@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 
@@ -27,6 +28,8 @@ class Line:
     account: Account
     begun: list[Sequence] = attrs.field(factory=list)  # preempted ones: what was promised them comes first
     new: list[Sequence] = attrs.field(factory=list)
+    work_begun: Work = NO_WORK  # what `begun` will probably cost
+    work_new: Work = NO_WORK  # and `new`: thousands may wait, whenever somebody comes
     n_passed: int = 0  # fresh ones in a row that went before a late one
 
     def __len__(self) -> int:
@@ -35,10 +38,25 @@ class Line:
     @property
     def work(self) -> Work:
         """What all of them will probably cost."""
-        return Work.of(sequence.work for sequence in (*self.begun, *self.new))
+        return self.work_begun + self.work_new
 
-    def place_of(self, sequence: Sequence) -> list[Sequence]:
-        """Return the part of the line where `sequence` belongs."""
+    def put_in(self, sequence: Sequence) -> None:
+        """Let `sequence` stand at its place. As long as it does, what it will probably cost stays the same."""
+        bisect.insort(self._part_of(sequence), sequence, key=order)
+        if sequence.admitted_at is None:
+            self.work_new += sequence.work
+        else:
+            self.work_begun += sequence.work
+
+    def take_out(self, sequence: Sequence) -> None:
+        """Let `sequence` stand here no more."""
+        self._part_of(sequence).remove(sequence)
+        if sequence.admitted_at is None:
+            self.work_new = self.work_new - sequence.work if self.new else NO_WORK  # no rounding errors are kept
+        else:
+            self.work_begun = self.work_begun - sequence.work if self.begun else NO_WORK
+
+    def _part_of(self, sequence: Sequence) -> list[Sequence]:
         return self.new if sequence.admitted_at is None else self.begun
 
     def first(self, late_before: float) -> Sequence:
@@ -54,7 +72,7 @@ class Line:
     def work_before(self, late_before: float) -> Work:
         """Return what those will probably cost that go before a newcomer in any case."""
         is_overrun = bool(self.new) and self.new[0].arrived_at < late_before
-        return Work.of(sequence.work for sequence in (self.begun if is_overrun else (*self.begun, *self.new)))
+        return self.work_begun if is_overrun else self.work
 
 
 class Queue:
@@ -129,7 +147,7 @@ class Queue:
         self._n_aside -= 1
 
     def reweigh(self, sequence: Sequence, work: Work) -> None:
-        """A sequence that waits will probably cost something else than it was thought to."""
+        """A sequence that is set aside will probably cost something else than it was thought to."""
         sequence.account.owed += work - sequence.work
         sequence.work = work
 
@@ -152,14 +170,13 @@ class Queue:
 
     def _put_in(self, sequence: Sequence) -> None:
         account = sequence.account
-        line = self._lines.setdefault(sequence.spec.priority, {}).setdefault(account.key, Line(account))
-        bisect.insort(line.place_of(sequence), sequence, key=order)
+        self._lines.setdefault(sequence.spec.priority, {}).setdefault(account.key, Line(account)).put_in(sequence)
         self._n_waiting += 1
 
     def _take_out(self, sequence: Sequence) -> None:
         lines = self._lines[sequence.spec.priority]
         line = lines[sequence.account.key]
-        line.place_of(sequence).remove(sequence)
+        line.take_out(sequence)
         self._n_waiting -= 1
         if not line:
             del lines[sequence.account.key]
@@ -176,6 +193,8 @@ class Queue:
             assert line.begun == sorted(line.begun, key=order)
             assert line.new == sorted(line.new, key=order)
             assert all(sequence.account is line.account for sequence in (*line.begun, *line.new))
+            for work, part in ((line.work_begun, line.begun), (line.work_new, line.new)):
+                assert math.isclose(work.tokens(), Work.of(sequence.work for sequence in part).tokens(), abs_tol=1e-6)
 
     def _late_before(self, now: float) -> float:
         return float("-inf") if self._patience_s is None else now - self._patience_s
