@@ -2,7 +2,7 @@
 
 A backend is a distribution with an entry point in the group ``cllm.backends``. The entry point names a callable without
 arguments that gives a `Backend`. Errors are those of `cllm.errors`, by name; any other exception that leaves a model's call is
-taken for `StepFailed`, a panic of Rust's and SystemExit too.
+taken for `StepFailed`, a panic of Rust's and SystemExit too. Numbers are Python's own, but in arrays: no others become JSON.
 
 Words. *Slot*: the model's place for one sequence, ``0 <= slot < n_slots``. *Cell*: the KV of one token. *Row*: one token to
 compute in a step. *Output*: a row whose logits are wanted. Positions count from 0 within a sequence.
@@ -81,10 +81,13 @@ class Lora:
 
 @attrs.frozen(kw_only=True)
 class ModelSpec:
-    """What to load and how. None leaves the choice to the backend; a backend ignores what it has no use for."""
+    """What to load and how. None leaves the choice to the backend; a backend ignores what it has no use for.
+
+    In a process of its own, what takes the place of a dead one is asked for the sizes that the first one had.
+    """
 
     path: str
-    n_cells: int | None = None  # KV capacity in tokens, of all sequences together
+    n_cells: int | None = None  # KV capacity in tokens, of all sequences together; of an embedder tokens of one input at most
     n_live: int | None = None  # sequences that run at once
     n_rows_max: int = 2048  # rows of one step at most; a model may take fewer, but as many as `n_rows_physical`, or as it has cells
     n_rows_physical: int = 512  # rows computed at a time within a step (llama.cpp's ubatch)
@@ -497,7 +500,10 @@ def n_cells_of(model: StreamModel) -> int | None:
 
 @attrs.frozen(kw_only=True)
 class Measure:
-    """A number for `GET /metrics`, where its name begins with ``cllm_``."""
+    """A number for `GET /metrics`, where its name begins with ``cllm_``.
+
+    A name that the server has itself is the server's; labels are ``[a-zA-Z_][a-zA-Z0-9_]*``, but not ``model``, ``le`` or ``__...``.
+    """
 
     name: str  # small letters, digits and underscores
     help: str
@@ -517,7 +523,8 @@ class Measures(Protocol):
 class Embedder(Protocol):
     """A model that gives vectors instead of logits. Optional: a backend that has none leaves out what gives it, below.
 
-    As with a `StepModel`, every call blocks, and there is one caller at a time. Slots begin empty.
+    As with a `StepModel`, every call blocks, and there is one caller at a time. Slots begin empty. What takes the place of a dead one is
+    asked for its `n_tokens_max`, as `ModelSpec.n_cells`, and for its `n_rows_max`: all its sizes have to be the same again.
     """
 
     vocabulary: Vocabulary
@@ -541,7 +548,7 @@ class Embedder(Protocol):
         """
 
     def drop(self, slot: int) -> None:
-        """Free all cells of `slot`; harmless on an empty one."""
+        """Free all cells of `slot`; harmless on an empty one. Always possible: whatever it raises is taken for ModelDied."""
 
     def pair(self, query: str, document: str) -> list[int]:
         """Return the tokens of a query and a document as the model judges them together; for RANK only. From any thread.
@@ -559,6 +566,9 @@ class Embeds(Protocol):
 
     def make_embedder(self, spec: ModelSpec) -> Embedder:
         """Make an embedder on the same weights, to be closed before the model. Of `spec` only its sizes and pooling count.
+
+        Its `n_cells` are tokens of one input at most. Of a model in a process of its own, vectors come of another process: there
+        `Backend.load` is called with the same `spec` before this, or `load_embedder` alone where the backend `LoadsEmbedders`.
 
         Raises: LoadFailed with one line for the operator; the model is as it was.
         """
@@ -635,7 +645,10 @@ class LoadsEmbedders(Protocol):
     """What a `Backend` has besides that loads models for their vectors alone; its `load` raises DoesNotGenerate for those."""
 
     def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
-        """Load an embedder; blocks. Raises: LoadFailed · LoadAborted · BackendUnavailable."""
+        """Load an embedder; blocks. The `n_cells` of `spec` are tokens of one input at most.
+
+        Raises: LoadFailed · LoadAborted · BackendUnavailable.
+        """
 
 
 @runtime_checkable

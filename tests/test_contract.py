@@ -125,6 +125,8 @@ MISTAKES = {
     "fake_drawing.draw_one = lambda row, draw, key: draw_one(row, attrs.evolve(draw, temperature=1.0), key)": "temperature_says_how_often",
     "import attrs; draw_one = fake_drawing.draw_one; "
     "fake_drawing.draw_one = lambda row, draw, key: draw_one(row, attrs.evolve(draw, truncation_temperature=1.0), key)": "truncations_own",
+    "import attrs; Model = fake_drawing.DrawingFakeModel; draw = Model.step_and_draw; "
+    "Model.step_and_draw = lambda *how: attrs.evolve(drawn := draw(*how), valid=drawn.valid.view('u1'))": "outputs_without_a_draw",
 }
 
 
@@ -295,6 +297,14 @@ class Sampled(HeedingFakeModel):
     def told(self, event):
         return attrs.evolve(event, logprob=0.0) if isinstance(event, StreamToken) and event.logprob is not None and self.is_sure else event
 
+class Numpys(HeedingFakeModel):
+    def open(self, tell):
+        super().open(lambda event: tell(self.told(event)))
+
+    def told(self, event):
+        has_logprob = isinstance(event, StreamToken) and event.logprob is not None
+        return attrs.evolve(event, logprob=np.float64(event.logprob)) if has_logprob else event
+
 class Tight(HeedingFakeModel):
     def start(self, seq_id, request):
         if len(request.prompt) + request.n_tokens_max >= self.n_ctx:
@@ -377,6 +387,7 @@ class Backend(FakeStreamBackend):
     short = classmethod(lambda cls: cls(Short))
     early = classmethod(lambda cls: cls(Early))
     sampled = classmethod(lambda cls: cls(Sampled))
+    numpys = classmethod(lambda cls: cls(Numpys))
 """
 
 
@@ -386,6 +397,7 @@ class Backend(FakeStreamBackend):
         ("uncut", "test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end"),
         ("short", "test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end"),
         ("sampled", "test_logprobs_are_the_models_own_whatever_is_done_before_a_token_is_drawn"),
+        ("numpys", "test_who_heeds_logprobs_tells_each_tokens_own"),
         ("tight", "test_a_sequence_may_be_as_long_as_it_says"),
         ("shifted", "test_who_tells_logits_tells_each_tokens_successor"),
         ("reused", "test_who_tells_logits_tells_each_tokens_successor"),
@@ -398,7 +410,7 @@ class Backend(FakeStreamBackend):
 )
 def test_a_model_that_tells_what_is_not_so_fails_the_suite(tmp_path: Path, make: str, seen_by: str) -> None:
     (tmp_path / "telling.py").write_text(TELLING)
-    chosen = "as_it_may or models_own or as_it_says or tells_logits or own_prompt or given_up_makes or after_close"
+    chosen = "as_it_may or heeds_logprobs or models_own or as_it_says or tells_logits or own_prompt or given_up_makes or after_close"
     check_fails(run_contract("--backend", f"telling:Backend.{make}", "-k", chosen, folder=tmp_path), seen_by)
 
 
@@ -449,6 +461,46 @@ def test_an_embedder_that_takes_less_than_it_says_fails_the_suite(tmp_path: Path
     (tmp_path / "cramped.py").write_text(CRAMPED)
     run = run_contract("--backend", f"cramped:{backend}", "-k", "test_embedder", folder=tmp_path)
     check_fails(run, "test_an_input_may_be_as_long_as_it_says_and_all_together_too")
+
+
+SHRINKING = """
+from cllm.testing.fake import FakeBackend
+from cllm.testing.fake_embedder import FakeEmbedder
+
+def make_embedder(spec):
+    n_cells = spec.n_cells or 8192
+    return FakeEmbedder(n_cells=n_cells, n_tokens_max=min(512, n_cells))
+
+class Backend(FakeBackend):
+    def load(self, spec, on_progress):
+        model = super().load(spec, on_progress)
+        model.make_embedder = make_embedder
+        return model
+"""
+
+
+def test_an_embedder_that_would_be_another_one_in_its_next_life_fails_the_suite(tmp_path: Path) -> None:
+    """It takes what is said of one input for what is said of all of them."""
+    (tmp_path / "shrinking.py").write_text(SHRINKING)
+    run = run_contract("--backend", "shrinking:Backend", "-k", "test_embedder", folder=tmp_path)
+    check_fails(run, "test_one_that_is_asked_for_the_sizes_of_another_has_them")
+
+
+UNWRITABLE = """
+import numpy as np
+from cllm.testing.fake import FakeBackend, FakeVocabulary
+
+tokenize = FakeVocabulary.tokenize
+FakeVocabulary.tokenize = lambda self, text, **how: list(np.array(tokenize(self, text, **how), np.int32))
+
+def make_backend(): return FakeBackend()
+"""
+
+
+@pytest.mark.parametrize("seen_by", the_first_everywhere("test_no_text_does_harm", "test_the_same_text_gives_the_same_tokens"))
+def test_a_vocabulary_whose_tokens_cannot_be_written_as_json_fails_the_suite(tmp_path: Path, seen_by: str) -> None:
+    (tmp_path / "unwritable.py").write_text(UNWRITABLE)
+    check_fails(run_contract("--backend", "unwritable:make_backend", "-k", seen_by, folder=tmp_path), seen_by)
 
 
 def test_a_text_model_that_ends_by_itself_where_nobody_can_keep_it_from_that_keeps_the_contract(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ class StepLoop(Loop):
 
     def _settle_death(self, plan: Plan | None, error: ModelDied, now: float) -> list[Event]:
         events = self.scheduler.apply_death(plan, error, now)
+        if not self._model.info.fingerprint:  # nobody says that what the dead process saved fits the next one
+            self.forget_host()
         self._hand_down()
         return events
 

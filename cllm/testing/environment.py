@@ -18,6 +18,7 @@ import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 import attrs
@@ -107,17 +108,18 @@ class Environment:
         """Run `cllm serve` with arguments, ready to answer; give its URL. When told to stop it must end with exit code 0."""
         port = free_port()
         command = [self.python, "-m", "cllm", "serve", *arguments, "--port", str(port)]
-        process = subprocess.Popen(command, env=_environ(), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         url = f"http://127.0.0.1:{port}"
-        try:
-            _wait_ready(process, url)
-            yield url
-            process.send_signal(signal.SIGTERM)
-            output = process.communicate(timeout=END_S)[0]
-            assert process.returncode == 0, output
-        finally:
-            process.kill()
-            process.communicate()
+        with NamedTemporaryFile(dir=self.folder, prefix="served-") as printed:  # a pipe that nobody reads would hold up who writes much
+            process = subprocess.Popen(command, env=_environ(), cwd=self.folder, stdout=printed, stderr=subprocess.STDOUT)
+            output = Path(printed.name)
+            try:
+                _wait_ready(process, url, output)
+                yield url
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(timeout=END_S) == 0, _text_of(output)
+            finally:
+                process.kill()
+                process.wait()
 
     def _pip(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "pip", "--python", self.python, *arguments]
@@ -165,14 +167,18 @@ def _name_of(project: Path) -> str:
     return str(tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]["name"])
 
 
-def _wait_ready(process: subprocess.Popen[str], url: str) -> None:
+def _text_of(output: Path) -> str:
+    return output.read_text("utf-8", "replace")
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, output: Path) -> None:
     deadline = time.monotonic() + END_S
     while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, _text_of(output)
         try:
             LOOPBACK.open(f"{url}/ready", timeout=END_S).close()
         except OSError:
             time.sleep(0.05)
         else:
             return
-    raise AssertionError("not ready in time")
+    raise AssertionError(f"not ready in time: {_text_of(output)}")

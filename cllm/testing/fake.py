@@ -27,7 +27,6 @@ from cllm.backend import (
     ModelInfo,
     ModelSpec,
     OnProgress,
-    Pooling,
     Probe,
     StepModel,
     Vocabulary,
@@ -249,9 +248,9 @@ class FakeModel:
 
     def make_embedder(self, spec: ModelSpec) -> Embedder:
         """See `Embeds.make_embedder`."""
-        from cllm.testing.fake_embedder import FakeEmbedder
+        from cllm.testing.fake_embedder import embedder_of
 
-        return FakeEmbedder(pooling=spec.pooling or Pooling.MEAN)
+        return embedder_of(spec)
 
     def lay_out(self, layout: KvLayout, n_slots: int) -> None:
         """See `LaysOut.lay_out`. In either layout it has all its cells."""
@@ -381,11 +380,11 @@ class FakeBackend:
 
     def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
         """Give a `FakeEmbedder`. See `LoadsEmbedders.load_embedder`."""
-        from cllm.testing.fake_embedder import FakeEmbedder
+        from cllm.testing.fake_embedder import embedder_of
 
         if not on_progress(1.0):
             raise LoadAborted("the load was asked to stop")
-        return FakeEmbedder(pooling=spec.pooling or Pooling.MEAN)
+        return embedder_of(spec)
 
 
 def _model_class(*, draws: bool) -> type[FakeModel]:

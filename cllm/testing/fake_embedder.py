@@ -7,13 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cllm.backend import Batch, ModelInfo, Pooling, Vectors, Vocabulary
+from cllm.backend import Batch, ModelInfo, ModelSpec, Pooling, Vectors, Vocabulary
 from cllm.errors import StepFailed
 from cllm.testing.fake import N_TOKENS_LEAST, TURN, FakeVocabulary
 
 N_EMBD = 8
 N_VECTORS = 509  # prime: the hash of a prefix picks one of so many
 HASH_FACTOR, HASH_MASK = 6364136223846793005, (1 << 64) - 1
+N_TOKENS_MOST = 512  # of one input
+N_CELLS_BESIDE = 512  # beside those of the longest input
 
 
 class FakeEmbedder:
@@ -27,8 +29,8 @@ class FakeEmbedder:
         *,
         pooling: Pooling = Pooling.MEAN,
         can_split: bool = True,
-        n_tokens_max: int = 512,
-        n_cells: int = 1024,
+        n_tokens_max: int = N_TOKENS_MOST,
+        n_cells: int = N_TOKENS_MOST + N_CELLS_BESIDE,
         n_slots: int = 16,
         n_rows_max: int = 512,
         step_s: Callable[[Batch], float] | None = None,
@@ -109,3 +111,15 @@ class FakeEmbedder:
             if position != lengths[slot] or position >= self.n_tokens_max:
                 raise StepFailed(f"slot {slot} goes on at {lengths[slot]}, not at {position}")
             lengths[slot] += 1
+
+
+def embedder_of(spec: ModelSpec, *, before_step: Callable[[Batch], None] | None = None) -> FakeEmbedder:
+    """Give what a spec asks for, as `Embeds` and `LoadsEmbedders` say."""
+    n_tokens_max = min(spec.n_cells or N_TOKENS_MOST, N_TOKENS_MOST)
+    return FakeEmbedder(
+        pooling=spec.pooling or Pooling.MEAN,
+        n_tokens_max=n_tokens_max,
+        n_cells=n_tokens_max + N_CELLS_BESIDE,
+        n_rows_max=min(spec.n_rows_max, n_tokens_max),
+        before_step=before_step,
+    )

@@ -11,9 +11,9 @@ import time
 import attrs
 import numpy as np
 
-from cllm.backend import CONTRACT_VERSION, Batch, Embedder, ModelSpec, OnProgress, Pooling, Probe, StepModel
+from cllm.backend import CONTRACT_VERSION, Batch, Embedder, ModelSpec, OnProgress, Probe, StepModel
 from cllm.testing.fake import FakeBackend, FakeModel, FakeVocabulary
-from cllm.testing.fake_embedder import FakeEmbedder
+from cllm.testing.fake_embedder import embedder_of
 
 KILL, ABORT, HANG, PANIC = 1, 2, 3, 4  # tokens that no text has
 HANG_S = 3600.0
@@ -54,7 +54,7 @@ class MortalBackend:
 
     A path of `dies` ends the process while it loads, `dies loudly` writes to stderr before, `garbled` tells what is no bool, `untellable`
     what no message can carry, and `talks` logs, and writes to stderr; `talks badly` logs what cannot be written down. `panics` does so, and
-    `nothing` gives no model.
+    `nothing` gives no model. States of `keeps nothing` end with the process.
     """
 
     contract_version = CONTRACT_VERSION
@@ -83,6 +83,8 @@ class MortalBackend:
         assert isinstance(model, FakeModel)
         model.before_step = _die
         model.vocabulary = MortalVocabulary()
+        if spec.path == "keeps nothing":
+            model.info = attrs.evolve(model.info, fingerprint="")
         if spec.path == "garbled":
             model.capabilities = attrs.evolve(model.capabilities, can_trim=1)  # type: ignore[arg-type]
         if spec.path == "untellable":
@@ -91,7 +93,7 @@ class MortalBackend:
 
     def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
         """See `LoadsEmbedders.load_embedder`."""
-        return FakeEmbedder(pooling=spec.pooling or Pooling.MEAN, before_step=_die)
+        return embedder_of(spec, before_step=_die)
 
 
 def make_backend() -> MortalBackend:

@@ -638,8 +638,10 @@ async def test_a_worker_that_dies_while_its_cache_is_kept_is_not_replaced_for_th
         assert model.life.process is None
 
 
-async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
-    model = load(n_cells=256)
+@pytest.mark.parametrize("fingerprint", ["fake", ""])
+async def test_what_was_saved_on_the_host_outlives_the_worker_where_states_have_a_fingerprint(fingerprint: str) -> None:
+    model = load("" if fingerprint else "keeps nothing", n_cells=256)
+    assert model.info.fingerprint == fingerprint
     try:
         async with serving(model, Settings(row_budget=64)) as running:
             assert running.scheduler.memory.offload is not None
@@ -648,11 +650,11 @@ async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
             await answers(running, make_spec("once upon a time " * 8, 8))
             running.scheduler.memory.retire_oldest()
             await answers(running, make_spec("the sea", 2))
-            assert pool.totals.n_saves == 1
-            kill(model)
-            await answers(running, make_spec("a", 2))
+            assert (pool.totals.n_saves, len(pool)) == (1, 1)
+            await until_replaced(model, kill(model))
+            assert len(pool) == (1 if fingerprint else 0)
             (answer,) = await answers(running, make_spec("once upon a time " * 8, 8))
-            assert pool.totals.n_restores == 1
+            assert pool.totals.n_restores == (1 if fingerprint else 0)
         assert answer.text == text_alone("once upon a time " * 8, 8)
     finally:
         model.close()

@@ -17,16 +17,16 @@ from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.testing import fake_streams, mortal
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
-from cllm.testing.fake_embedder import FakeEmbedder
+from cllm.testing.fake_embedder import N_TOKENS_MOST, FakeEmbedder
 from tests.serve.conftest import HANG_S, TEST_S, kill, kill_twice, make_spec, read_all, text_alone, until, until_replaced
 
 INPUTS = [list(range(32 + i, 32 + i + n)) for i, n in enumerate((3, 40, 1, 12))]
 LONG = [97 + i % 20 for i in range(400)]
 
 
-def load(hang_s: float = TEST_S, pooling: Pooling = Pooling.MEAN) -> WorkerEmbedder:
+def load(hang_s: float = TEST_S, pooling: Pooling = Pooling.MEAN, n_cells: int | None = None) -> WorkerEmbedder:
     backend = WorkerBackend(mortal.make_backend(), "cllm.testing.mortal:make_backend", hang_s)
-    embedder = backend.load_embedder(ModelSpec(path="", pooling=pooling), lambda share: True)
+    embedder = backend.load_embedder(ModelSpec(path="", pooling=pooling, n_cells=n_cells), lambda share: True)
     assert isinstance(embedder, WorkerEmbedder)
     return embedder
 
@@ -91,6 +91,20 @@ async def test_a_death_while_nobody_asks_is_mended_before_anybody_does(embedder:
             await vectors(running, INPUTS)
             await until_replaced(embedder, kill(embedder))
             assert np.array_equal(await vectors(running, INPUTS), await expected(INPUTS))
+
+
+@pytest.mark.parametrize(("n_cells", "n_tokens_max"), [(None, N_TOKENS_MOST), (100, 100), (8192, N_TOKENS_MOST)])
+async def test_the_next_one_is_asked_for_inputs_as_long_as_those_of_the_first(n_cells: int | None, n_tokens_max: int) -> None:
+    """Not for as many cells as it has, which are beside the longest input's: it would take longer ones, and be another model."""
+    embedder = load(n_cells=n_cells)
+    try:
+        assert embedder.n_tokens_max == n_tokens_max < embedder.n_cells
+        with trio.fail_after(TEST_S):
+            async with running_engine(FakeModel(), embedder=embedder) as running:
+                await until_replaced(embedder, kill(embedder))
+                assert np.array_equal(await vectors(running, INPUTS), await expected(INPUTS))
+    finally:
+        embedder.close()
 
 
 async def test_a_worker_that_dies_as_soon_as_it_is_there_is_replaced_though_nobody_asks(embedder: WorkerEmbedder) -> None:

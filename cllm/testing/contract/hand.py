@@ -152,6 +152,11 @@ def n_tokens_max(model: StepModel) -> int:
     return min(model.n_cells_slot, model.info.n_ctx_train)
 
 
+def are_pythons_own(*numbers: float) -> bool:
+    """Whether none of them is one of numpy's, say, which the server cannot write as JSON."""
+    return all(type(number) in (int, float) for number in numbers)
+
+
 def needs_slots(model: StepModel, n_slots: int) -> None:
     """Skip a test that takes more slots than there are."""
     if model.n_slots < n_slots:

@@ -61,6 +61,7 @@ def test_outputs_without_a_draw_give_their_logits_in_order(hand: Hand, plain: Pl
     expected = hand.alone(tokens)
     drawn = step_and_draw(hand, hand.rows(0, tokens, Outputs.ALL), [None, WIDE, None, LIKELIEST, WIDE, None], some_keys(2, 6))
     assert drawn.tokens.dtype == np.int32
+    assert drawn.valid.dtype == np.bool_, "of bytes, ~ is no not"
     assert drawn.valid.tolist() == [True] * 3
     assert drawn.tokens[1] == expected[3].argmax()
     near.check(drawn.logits, expected[[0, 2, 5]])

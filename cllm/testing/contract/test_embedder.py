@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import attrs
 import numpy as np
 import pytest
 
 from cllm.backend import Batch, Embedder, Embeds, ModelSpec, Pooling, StepModel, Vectors
 from cllm.engine.embedding.scheduler import EmbedScheduler, compute
 from cllm.errors import StepFailed
-from cllm.testing.contract.hand import N_CELLS_TO_FILL_MAX, Hand, Near, Outputs, PlainTokens
+from cllm.testing.contract.hand import N_CELLS_TO_FILL_MAX, Hand, Near, Outputs, PlainTokens, are_pythons_own
 
 
 @pytest.fixture
@@ -38,9 +39,29 @@ def likeness(one: Vectors, other: Vectors) -> float:
 
 
 def test_it_says_what_it_can_take(embedder: Embedder) -> None:
-    assert min(embedder.n_embd, embedder.n_tokens_max, embedder.n_cells, embedder.n_slots, embedder.n_rows_max) >= 1
+    numbers = (embedder.n_embd, embedder.n_tokens_max, embedder.n_cells, embedder.n_slots, embedder.n_rows_max)
+    assert are_pythons_own(*numbers)
+    assert min(numbers) >= 1
     assert isinstance(embedder.pooling, Pooling)
     assert embedder.can_split or embedder.n_rows_max >= embedder.n_tokens_max
+
+
+@pytest.mark.parametrize("n_cells", [None, 64, 2048], ids=["as it likes", "short inputs", "long inputs"])
+def test_one_that_is_asked_for_the_sizes_of_another_has_them(model: StepModel, spec: ModelSpec, n_cells: int | None) -> None:
+    """As what takes the place of a dead one in a process of its own, and is taken for another model otherwise."""
+    if not isinstance(model, Embeds):
+        pytest.skip("this model gives no vectors")
+    first = sizes_of(model, attrs.evolve(spec, n_cells=n_cells))
+    again = attrs.evolve(spec, n_cells=first["n_tokens_max"], n_rows_max=first["n_rows_max"])
+    assert sizes_of(model, again) == first, "the spec's n_cells are tokens of one input at most"
+
+
+def sizes_of(model: Embeds, spec: ModelSpec) -> dict[str, int]:
+    """Make an embedder, and close it; return its sizes by their names."""
+    embedder = model.make_embedder(spec)
+    sizes = {name: getattr(embedder, name) for name in ("n_tokens_max", "n_rows_max", "n_cells", "n_slots", "n_embd", "can_split")}
+    embedder.close()
+    return sizes
 
 
 def test_each_row_has_a_vector_whatever_the_outputs_say(embedder: Embedder, plain: PlainTokens) -> None:

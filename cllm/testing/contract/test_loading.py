@@ -13,7 +13,7 @@ import pytest
 
 from cllm.backend import CONTRACT_VERSION, Backend, ModelInfo, ModelSpec, Probe, StepModel, StreamModel
 from cllm.errors import LoadAborted, LoadFailed
-from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens
+from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, are_pythons_own
 
 Load = Callable[[], StepModel]
 N_PROBES: Final = 5
@@ -114,10 +114,13 @@ def test_a_loaded_model_tells_what_it_is(info: ModelInfo) -> None:
     assert info.name
     assert info.n_ctx_train >= 2
     assert min(info.n_params, info.size_bytes, info.n_embd) >= 0
+    assert are_pythons_own(info.n_ctx_train, info.n_params, info.size_bytes, info.n_embd, info.cells_bytes, info.fixed_bytes)
 
 
 def test_a_loaded_model_tells_what_it_can_take(model: StepModel) -> None:
-    assert min(model.n_cells, model.n_cells_slot, model.n_slots, model.n_rows_max) >= 1
+    sizes = (model.n_cells, model.n_cells_slot, model.n_slots, model.n_rows_max)
+    assert are_pythons_own(*sizes)
+    assert min(sizes) >= 1
     assert model.n_cells_slot <= model.n_cells
     assert model.capabilities.kv_layout.value != "auto", "the layout in force, not the one asked for"
 

@@ -29,7 +29,7 @@ from cllm.backend import (
     n_logprobs_max_of,
 )
 from cllm.registry import vocabulary_of
-from cllm.testing.contract.hand import N_CELLS_TO_FILL_MAX, PlainText, PlainTokens
+from cllm.testing.contract.hand import N_CELLS_TO_FILL_MAX, PlainText, PlainTokens, are_pythons_own
 
 TELL_S: Final = 60.0  # within which something must be told of a sequence
 LONG_S: Final = 600.0  # the same of a prompt that fills the context
@@ -103,11 +103,13 @@ class Ear:
         if isinstance(event, StreamToken):
             assert self.vocabulary is not None
             assert 0 <= event.token < self.vocabulary.n_tokens
+            assert are_pythons_own(event.token), event
             self.tokens[event.seq_id].append(event.token)
             self.told[event.seq_id].append(event)
             self.n_told[event.seq_id] += 1
         elif isinstance(event, StreamText):
             assert self.vocabulary is None
+            assert are_pythons_own(event.n_tokens, *(one.logprob for one in event.logprobs)), event
             self.n_told[event.seq_id] += event.n_tokens
         else:
             self._take_end(event)
@@ -120,6 +122,7 @@ class Ear:
             self.cut.add(event.seq_id)
         self.errors[event.seq_id] = event.error or ("" if event.refusal is None else str(event.refusal))
         if event.usage is not None:
+            assert are_pythons_own(*attrs.astuple(event.usage)), event
             self.n_told[event.seq_id] = event.usage.n_generated
 
 
@@ -377,6 +380,7 @@ def check_logprobs(one: StreamToken, n_logprobs: int | None) -> None:
     if one.logprob is None:
         return
     tops = [logprob for _, logprob in one.top]
+    assert are_pythons_own(one.logprob, *tops, *dict(one.top)), one
     assert all(logprob <= NEAR for logprob in (one.logprob, *tops))
     assert tops == sorted(tops, reverse=True)
     assert len(dict(one.top)) == len(tops), f"{one} tells one twice"

@@ -12,7 +12,7 @@ import pytest
 
 from cllm.backend import StepModel, Vocabulary, tool_template_of
 from cllm.errors import ModelDied, TokenizeFailed
-from cllm.testing.contract.hand import Hand, Near, PlainTokens
+from cllm.testing.contract.hand import Hand, Near, PlainTokens, are_pythons_own
 
 TEXTS: Final = {
     "words": "The quick brown fox, isn't it?",
@@ -48,7 +48,9 @@ by_name = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 
 
 def plain_ids(vocabulary: Vocabulary, text: str) -> list[int]:
-    return vocabulary.tokenize(text, add_special=False, parse_special=False)
+    tokens = vocabulary.tokenize(text, add_special=False, parse_special=False)
+    assert are_pythons_own(*tokens)
+    return tokens
 
 
 def text_of(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
@@ -94,7 +96,7 @@ def _sample(vocabulary: Vocabulary) -> list[int]:
 def test_special_tokens_are_tokens_of_the_vocabulary(vocabulary: Vocabulary) -> None:
     assert isinstance(vocabulary.end_tokens, frozenset)
     for token in (vocabulary.bos, vocabulary.eos, *vocabulary.end_tokens):
-        assert token is None or 0 <= token < vocabulary.n_tokens
+        assert token is None or (0 <= token < vocabulary.n_tokens and are_pythons_own(token))
     assert vocabulary.eos is None or vocabulary.eos in vocabulary.end_tokens
     assert vocabulary.bos is not None or not vocabulary.adds_bos
 
@@ -147,6 +149,7 @@ def test_no_text_does_harm(vocabulary: Vocabulary, text: str, parse_special: boo
         assert len(text) > 1000, "short texts can always be tokenised"
     else:
         assert all(0 <= token < vocabulary.n_tokens for token in tokens)
+        assert are_pythons_own(*tokens)
 
 
 def test_lone_surrogates_are_replaced_and_the_text_about_them_stays(vocabulary: Vocabulary) -> None:
