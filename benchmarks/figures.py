@@ -50,13 +50,16 @@ class Compared:
         """Who is better; unclear where the interval has 1 in it, or there is none, as of a single pair, or the servers were started
         fewer than `N_STARTS_LEAST` times.
 
-        So it is where ours has requests, `n_spoiling` of them, for which the figure says nothing of it.
+        Nor is anything won where ours has requests, `n_spoiling` of them, for which the figure says nothing of it: it is quicker by them.
+        What it loses in spite of that is lost.
         """
-        if self.low is None or self.high is None or n_spoiling or self.low <= 1 <= self.high:
+        if self.low is None or self.high is None or self.low <= 1 <= self.high:
             return "unclear"
         if self.n_starts is not None and self.n_starts < N_STARTS_LEAST:
             return "unclear"
-        return "win" if (self.ratio > 1) == figure.is_higher_better else "loss"
+        if (self.ratio > 1) != figure.is_higher_better:
+            return "loss"
+        return "unclear" if n_spoiling else "win"
 
     def n_better(self, figure: Figure) -> int:
         """The pairs in which ours is better."""
@@ -140,8 +143,9 @@ def _spread(key: str, part: str) -> Callable[[Summary], float | None]:
 
 
 def _cpu_per_token(summary: Summary) -> float | None:
+    """None also where less CPU time is known after a pass than before: what had spent it has died, and nobody tells of it any more."""
     cpu_s, n = summary["server_cpu_s"], summary["n_generated"]
-    return 1000 * cpu_s / n if cpu_s and n else None
+    return 1000 * cpu_s / n if cpu_s is not None and cpu_s > 0 and n else None
 
 
 def _ms(key: str) -> Callable[[Summary], float | None]:

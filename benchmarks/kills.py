@@ -2,8 +2,9 @@
 
 In each round, eight streams (half of them greedy, half seeded) are under way on `cllm serve --isolate`, over HTTP, and its worker gets a
 SIGKILL at a random moment of them. Every stream must come to its end all the same, and where arithmetic does not depend on what else is
-computed, with the text that it has undisturbed. The default is the demo model in such settings (F32 weights and cells, no flash
-attention); `--model` takes any file as it is.
+computed, with the text that it has undisturbed. Where it does depend on that, another text may be the company's doing and not the kill's:
+so the same requests are also made with nobody killed, fewer at a time. The default is the demo model in such settings (F32 weights and
+cells, no flash attention); `--model` takes any file as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,7 @@ from cllm.bench.target import Target
 
 PATH: Final = "/v1/completions"
 N_STREAMS: Final = 8
+COMPANIES: Final = (1, 2, 4)  # streams at a time, where nothing is killed
 EXACT: Final = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off")
 PROMPTS: Final = (
     "What is cLLM?",
@@ -93,7 +95,7 @@ class Round:
             "n_under_way": self.n_under_way,
             "n_pieces_before": sum(at < self.killed_at for one in self.streams for at in one.arrivals),
             "n_complete": sum((one.finish_reason, one.n_tokens) == ("length", self.n_generated) for one in self.streams),
-            "n_same": sum(one.text == other.text for one, other in zip(self.streams, self.expected, strict=True)),
+            "n_same": n_same_texts(self.streams, self.expected),
             "pause_s": max(self._pause_s(one) for one in self.streams),
         }
 
@@ -101,6 +103,11 @@ class Round:
         """The longest time without text from the kill on; what was sent before it may still come after it."""
         times = [self.killed_at, *(at for at in one.arrivals if at > self.killed_at)]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+
+def n_same_texts(streams: Sequence[Streamed], expected: Sequence[Streamed]) -> int:
+    """How many say what they are expected to."""
+    return sum(one.text == other.text for one, other in zip(streams, expected, strict=True))
 
 
 # --- the streams -------------------------------------------------------------------------------------------------------
@@ -196,13 +203,24 @@ async def _rounds(arguments: argparse.Namespace, server: ServerProcess) -> dict[
     began = time.perf_counter()
     expected = await streams_of(target, requests(target, arguments.generated, "undisturbed"))
     undisturbed_s = time.perf_counter() - began
+    unkilled = await _unkilled(target, arguments.generated, expected)
     pages = []
     for number in range(arguments.rounds):
         done = await _round(arguments, server, target, expected, f"round {number}", rng, SHARE_KILLED * undisturbed_s)
         pages.append(done.page())
         facts = "  ".join(f"{name} {value:.3g}" for name, value in pages[-1].items())
         print(f"round {number:3}  {facts}", file=sys.stderr, flush=True)
-    return data_of(pages, undisturbed_s)
+    return data_of(pages, undisturbed_s, unkilled)
+
+
+async def _unkilled(target: Target, n_generated: int, expected: Sequence[Streamed]) -> dict[str, int]:
+    """The same streams in smaller companies: how many of how many have the same text where that alone changes."""
+    n_same = 0
+    for n in COMPANIES:
+        asked = requests(target, n_generated, f"{n} at a time")
+        for i in range(0, N_STREAMS, n):
+            n_same += n_same_texts(await streams_of(target, asked[i : i + n]), expected[i : i + n])
+    return {"n_streams_unkilled": N_STREAMS * len(COMPANIES), "n_same_unkilled": n_same}
 
 
 async def _round(
@@ -225,13 +243,14 @@ async def _round(
     raise RuntimeError(f"{N_TRIES} times the streams had ended before their worker was to be killed")
 
 
-def data_of(pages: Sequence[dict[str, Any]], undisturbed_s: float) -> dict[str, Any]:
-    """All rounds together."""
+def data_of(pages: Sequence[dict[str, Any]], undisturbed_s: float, unkilled: Mapping[str, int]) -> dict[str, Any]:
+    """All rounds together, and what became of streams without any."""
     pauses = [page["pause_s"] for page in pages]
     return {
         "n_rounds": len(pages),
         "n_streams": N_STREAMS * len(pages),
         **{name: sum(page[name] for page in pages) for name in ("n_under_way", "n_complete", "n_same")},
+        **unkilled,
         "undisturbed_s": undisturbed_s,
         "pause_s": {"median": statistics.median(pauses), "max": max(pauses)},
         "rounds": list(pages),
@@ -243,6 +262,7 @@ def show(data: dict[str, Any]) -> None:
     n, pause = data["n_streams"], data["pause_s"]
     print(f"{data['n_rounds']} kills of a worker with {data['n_under_way']} streams under way in all:")
     print(f"{data['n_complete']} of {n} complete, {data['n_same']} of {n} with the text that they have undisturbed")
+    print(f"{data['n_same_unkilled']} of {data['n_streams_unkilled']} with it where nothing was killed and fewer ran at a time")
     print(f"no text for {pause['median']:.2f} s after a kill, {pause['max']:.2f} s at most")
 
 

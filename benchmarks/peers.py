@@ -41,7 +41,7 @@ from benchmarks.contenders import Contender, House, cllm_serve, find_contenders,
 from benchmarks.generator import Generator, GeneratorDied, Order
 from benchmarks.matches import FAULTS, SEED_STEP, Measured, OursFailed, Plan, run_plan, told
 from benchmarks.models import QUANTIZATIONS, model_file
-from benchmarks.standings import Run, run_entry, unlike
+from benchmarks.standings import N_PAIRS_FULL, Run, run_entry, unlike
 from cllm.bench.metrics import Goal
 from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the model that is made (default: Q4_K_M; Q8_0 for seed-160x5)")
     known = ", ".join(WORKLOADS)
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"names with commas between, of {known} (default: all)")
-    parser.add_argument("--pairs", type=positive, default=10)
+    parser.add_argument("--pairs", type=positive, default=N_PAIRS_FULL)
     parser.add_argument("--screen", type=positive, default=N_SCREEN, help="pairs after which only the best settings go on")
     parser.add_argument("--pairs-a-start", type=positive, default=N_PAIRS_START, help="after which both servers are started anew")
     parser.add_argument("--no-warm-up", action="store_true", help="begin each start with a few requests, not with a whole pass")

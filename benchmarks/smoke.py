@@ -195,6 +195,7 @@ def run_kills(folder: Path) -> None:
     kills.add_arguments(parser)
     data = kills.run(parser.parse_args(["--rounds=2", "--generated=40", "--threads=1"]))
     assert data["n_complete"] == data["n_same"] == data["n_streams"] == 16, data
+    assert data["n_same_unkilled"] == data["n_streams_unkilled"] > 0, data
     assert data["n_under_way"] > 0, data
     results.write("kills", "exact", {}, data, folder)
 

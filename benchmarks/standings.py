@@ -19,6 +19,7 @@ Page: TypeAlias = dict[str, Any]
 Run: TypeAlias = dict[str, Any]
 
 BOTH: Final = ("ours", "theirs")
+N_PAIRS_FULL: Final = 10  # of a comparison that is complete: who got more in a later run does not push out those who have these
 OURS: Final = "cllm"  # as a peer: with other options, beside itself
 ALIKE_SETTINGS: Final = (  # of runs whose pairs may stand together; the others say how many pairs of whom were asked for
     "model", "workload", "rate", "sampling", "n_pairs_start", "warms_up", "n_slots", "n_cells", "n_threads", "goal", "ours",
@@ -113,10 +114,15 @@ def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:
     return [_row(complete, sides, figure) for figure in FIGURES if best_side(complete, figure) is not None]
 
 
+def n_full(sides: Sequence[Page]) -> int:
+    """How many pairs are all: as many as any of them has, `N_PAIRS_FULL` at most."""
+    return min(N_PAIRS_FULL, max((side["n_pairs"] for side in sides), default=0))
+
+
 def by_pairs(sides: Sequence[Page]) -> tuple[list[Page], list[Page]]:
-    """Those that have all pairs, and those that have fewer, but for one that is the same as one that has all."""
-    full = max((side["n_pairs"] for side in sides), default=0)
-    complete = [side for side in sides if side["n_pairs"] == full]
+    """Those that have all pairs, or more, and those that have fewer, but for one that is the same as one that has all."""
+    full = n_full(sides)
+    complete = [side for side in sides if side["n_pairs"] >= full]
     known = {configuration_of(side) for side in complete}
     return complete, [side for side in sides if side["n_pairs"] < full and configuration_of(side) not in known]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.reporting.forms import Run, circumstances, number, over_turns, table, when
+from benchmarks.reporting.forms import UNKNOWN, Run, circumstances, number, over_turns, table, when
 
 NEAR: Final = 0.05  # of a bound, by which a single run says little
 
@@ -20,13 +20,21 @@ def passes(run: Run) -> str:
 
 def kills(runs: Sequence[Run]) -> list[str]:
     rows = []
-    for run in runs:
+    unkilled = [_same_unkilled(run["data"]) for run in runs]
+    tells = any(told != UNKNOWN for told in unkilled)
+    for run, told in zip(runs, unkilled, strict=True):
         data = run["data"]
         n, pause = data["n_streams"], data["pause_s"]
-        complete, same = f"{data['n_complete']} of {n}", f"{data['n_same']} of {n}"
-        rows.append((run["name"], str(data["n_rounds"]), complete, same, number(pause["median"]), number(pause["max"])))
-    head = ("model", "kills", "streams complete", "with the same text", "pause, median s", "pause, most s")
+        complete, same = f"{data['n_complete']} of {n}", (f"{data['n_same']} of {n}", *[told] * tells)
+        rows.append((run["name"], str(data["n_rounds"]), complete, *same, number(pause["median"]), number(pause["max"])))
+    same_head = ("with the same text", *["the same with nothing killed"] * tells)
+    head = ("model", "kills", "streams complete", *same_head, "pause, median s", "pause, most s")
     return [table(head, rows), *(f"{run['name']}: {circumstances(run)}" for run in runs)] if runs else []
+
+
+def _same_unkilled(data: Run) -> str:
+    """How many texts stay the same where only the company is another, of which older runs know nothing."""
+    return f"{data['n_same_unkilled']} of {data['n_streams_unkilled']}" if "n_same_unkilled" in data else UNKNOWN
 
 
 def promises(runs: Sequence[Run]) -> list[str]:

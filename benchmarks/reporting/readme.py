@@ -25,6 +25,7 @@ PEERS_HEAD: Final = (
     "workload", "cLLM / the other", SPEED, *(name.partition(",")[0] for name in COLUMNS), "beside", "pairs (starts)", "when",
 )  # fmt: skip
 MARKS: Final = {"win": "**", "loss": "*"}
+WARMTH: Final = {True: "warm", False: "cold"}  # by whether a whole pass that does not count went first
 
 
 def with_table(text: str, runs: Sequence[Run]) -> str:
@@ -108,7 +109,7 @@ def _peers_row(run: Run) -> tuple[str, ...] | None:
     cells = (_cell(one, most) for one in (speed, *map(found.get, COLUMNS)))
     side = next(side for side in run["data"]["sides"] if key_of(side) == (row["peer"], row["setting"]))
     pairs = f"{row['n_pairs']} ({row['n_starts'] if side.get('starts') else UNKNOWN})"
-    return title, f"{number(row['ours'])} / {number(row['theirs'])}", *cells, _beside(run), pairs, when(run)
+    return title, f"{number(row['ours'])} / {number(row['theirs'])}", *cells, _beside(run), pairs, _when_and_how_warm(run)
 
 
 def _cell(one: Standing | None, n_pairs: int) -> str:
@@ -118,6 +119,11 @@ def _cell(one: Standing | None, n_pairs: int) -> str:
     grows = one.figure in FIGURES_BY_NAME and FIGURES_BY_NAME[one.figure].grows  # of which each start has one
     fewer = f" ({one.n_pairs} pairs)" if one.n_pairs < n_pairs and not grows else ""
     return f"{MARKS.get(one.verdict, '')}{one.times_better:.2f}{MARKS.get(one.verdict, '')}{fewer}"
+
+
+def _when_and_how_warm(run: Run) -> str:
+    """The day and the instructions, and whether the first pass of a start counts, which the oldest runs do not say."""
+    return ", ".join(filter(None, (when(run), WARMTH.get(run["settings"].get("warms_up")))))
 
 
 def _beside(run: Run) -> str:

@@ -33,7 +33,7 @@ run at once it keeps no `--itl-max-ms`; as it is started, without `--parallel`, 
 - Each figure is beside the setting of theirs that is best at it, of those that have all pairs; or, where cLLM is told to be worse than
   another one and not than that, beside the other.
 - Not told apart is what has 1 within its 95 % interval, had too few starts, or would be won but for a setting that did better in the fewer
-  pairs it had. Each interval is by itself: of so many some are beside 1 by chance.
+  pairs it had, or for requests that cLLM did not answer as asked. Each interval is by itself: of so many some are beside 1 by chance.
 - A star marks runs in which llama-server was not started with all of seven settings, or in which some that were better at something have
   fewer pairs. A server whose answers were not as long as was asked is not here.
 """
@@ -120,7 +120,8 @@ KILLS: Final = """\
 Eight streams over HTTP at a time, half of them greedy and half seeded, on `cllm serve --isolate`; in each round the process that has the
 model is killed (SIGKILL) at a random moment of them. A pause is the longest time without text that one of them had after that: loading the
 model anew and computing all prompts and answers again. With F32 weights and cells, arithmetic does not depend on what else is in a batch,
-and texts are the same; with 16 bits and less they may differ where two tokens are nearly equally likely.
+and texts are the same; with 16 bits and less they may differ where two tokens are nearly equally likely. Where a run tells how many have
+the same text with nothing killed, the same requests came one, two and four at a time instead of eight: so much does company change alone.
 """
 
 PROMISES: Final = """\
@@ -137,7 +138,8 @@ wait for one another there; vLLM's cells are its own affair.) cLLM and a peer ta
 who begins alternates. llama-server was built from the sources of llama.cpp that are in llama-cpp-python's own, so that both compute with
 the same code; what a build calls itself says nothing, since those sources have no history. Where settings name `n_pairs_start`, both
 servers are started anew after so many pairs at most; where `warms_up` is True, a whole pass that does not count goes first, where it is
-False a few small requests.
+False a few small requests. README's table calls the former warm and the latter cold, since the first that each start answers counts there,
+with caches that are all but empty and cells that lie as they do at a start.
 
 **How to read a ratio.** It is cLLM's figure over the other's: the geometric mean over the pairs, with its 95 % interval by Student's t.
 With several starts, each counts once, since starts of one server differ by more than passes of one start do. (Where a figure is 0 in some
@@ -147,12 +149,12 @@ than three starts nobody is called better, since two may agree by luck. A ratio 
 cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes. A percentile is of a
 pass's own values: first texts are 3 to 192, so that at p99 they are the slowest, or nearly so.
 
-**Which settings.** Each figure stands beside the setting that is best at it, of those that have all of a run's pairs; or, where cLLM is
-told to be worse than another one and not than that, beside the other. Settings of which there are fewer pairs were left after these, since
-they were best at nothing, or the run was ended; they are named with each run, as are those that were not tried: neither is known to be
-slower. Told how many slots there are, as it always is here, llama-server as it comes gives each slot cells of its own, so that it is what
-`-no-kvu` is; at one slot `-kvu` is too, and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too. A server's
-memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands for it.
+**Which settings.** Each figure stands beside the setting that is best at it, of those that have all of a run's pairs, or ten; or, where
+cLLM is told to be worse than another one and not than that, beside the other. Settings of which there are fewer pairs were left after
+these, since they were best at nothing, or the run was ended; they are named with each run, as are those that were not tried: neither is
+known to be slower. Told how many slots there are, as it always is here, llama-server as it comes gives each slot cells of its own, so that
+it is what `-no-kvu` is; at one slot `-kvu` is too, and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too.
+A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands for it.
 """
 
 VERIFY: Final = """\

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.figures import FIGURES, RATIO_MAX, Figure, compare
+from benchmarks.figures import FIGURES, FIGURES_BY_NAME, RATIO_MAX, Figure, compare
 
 HIGHER = Figure("speed", True, lambda summary: summary["speed"])
 LOWER = Figure("wait", False, lambda summary: summary["wait"])
@@ -123,6 +123,21 @@ def test_better_is_higher_or_lower_and_unclear_where_the_interval_has_one_in_it(
     assert faster is not None
     assert unsure is not None
     assert (faster.verdict(HIGHER), faster.verdict(LOWER), unsure.verdict(HIGHER)) == ("win", "loss", "unclear")
+
+
+def test_who_leaves_requests_out_wins_nothing_by_being_quick_with_the_others_and_loses_what_it_loses_in_spite_of_that() -> None:
+    slower, faster = compare([1.0] * 3, [2.0] * 3, [0, 1, 2]), compare([2.0] * 3, [1.0] * 3, [0, 1, 2])
+    assert slower is not None
+    assert faster is not None
+    assert (slower.verdict(HIGHER, n_spoiling=1), slower.verdict(LOWER, n_spoiling=1)) == ("loss", "unclear")
+    assert (faster.verdict(HIGHER, n_spoiling=1), faster.verdict(LOWER, n_spoiling=1)) == ("unclear", "loss")
+
+
+@pytest.mark.parametrize("cpu_s", [None, 0.0, -2.5])
+def test_of_a_server_whose_processes_have_died_nobody_knows_what_a_token_took(cpu_s: float | None) -> None:
+    figure = FIGURES_BY_NAME["server CPU per token, ms"]
+    assert figure.of({"server_cpu_s": cpu_s, "n_generated": 100}) is None
+    assert figure.of({"server_cpu_s": 2.5, "n_generated": 100}) == 25.0
 
 
 def test_the_pairs_in_which_ours_is_better_are_counted_and_those_in_which_both_are_alike_are_not() -> None:

@@ -14,7 +14,8 @@ from benchmarks import matches
 from benchmarks.contenders import Contender, House, cllm_serve
 from benchmarks.generator import GeneratorDied
 from benchmarks.standings import Page
-from cllm.bench.metrics import Goal
+from cllm.bench.answers import Answer, Pass
+from cllm.bench.metrics import Goal, summarize
 from cllm.bench.workloads import WORKLOADS
 from tests.benchmarks.stand_ins import Orders, Up, side_page
 
@@ -212,6 +213,21 @@ def test_a_start_begins_with_what_does_not_count_and_pairs_have_the_same_new_req
     assert sorted(generator.orders[4:]) == [(1, 40, 0.5, 102), (2, 40, 0.5, 102)]
     assert len(side.ours) == len(side.theirs) == 2
     assert side.starts == [0, 0, 1, 1]
+
+
+def test_a_peer_whose_processes_die_is_compared_but_for_what_its_tokens_took() -> None:
+    """The CPU time of its children is not told any more once they are dead, so that it seems to have spent less than before."""
+
+    def passes(cpu_s: float) -> list[dict[str, Any]]:
+        answer = Answer(n_asked=1, sent_at=0.0, ended_at=1.0, status=200, chunks_at=[1.0], n_generated=1, counted_by="usage")
+        return 3 * [summarize(Pass(wall_s=1.0, client_cpu_s=0.01, answers=[answer]), server_cpu_s=cpu_s, rss_peak_mb=1.0).page()]
+
+    shares = {who: [0.0] for who in ("ours", "theirs")}
+    other = Contender(peer="other", setting="a", command=())
+    dying = matches.Side(contender=other, ours=passes(1.0), theirs=passes(-1.0), starts=[0, 1, 2], idle_cpu_shares=shares)
+    figures = {row["figure"] for row in matches.page([dying])["best"]}
+    assert "tokens/s" in figures
+    assert "server CPU per token, ms" not in figures
 
 
 @pytest.mark.parametrize(("n_pairs_start", "began"), [(1, [1, 2, 1, 2]), (2, [1, 2, 2, 1, 1, 2, 2, 1])])

@@ -8,7 +8,20 @@ import pytest
 
 from benchmarks import standings
 from benchmarks.figures import FIGURES, compare
-from benchmarks.standings import Page, best_side, compared_by, joined, key_of, median_of, of_others, promising, run_entry, unlike
+from benchmarks.standings import (
+    Page,
+    best_rows,
+    best_side,
+    by_pairs,
+    compared_by,
+    joined,
+    key_of,
+    median_of,
+    of_others,
+    promising,
+    run_entry,
+    unlike,
+)
 
 SPEED = next(figure for figure in FIGURES if figure.name == "tokens/s")
 GOOD = next(figure for figure in FIGURES if figure.name == "good requests/s")
@@ -139,3 +152,17 @@ def test_the_best_is_the_one_beside_which_ours_does_worst() -> None:
     assert best_side([slow, fast], GOOD) is fast, "unanswered requests are no good ones"
     fast["n_inexact"]["theirs"] = 2
     assert best_side([slow, fast], GOOD) is slow, "shorter answers come sooner"
+
+
+def test_pairs_that_are_added_to_one_setting_leave_those_with_ten_among_the_best() -> None:
+    ten, twelve, nine = side(5 * [0.8, 1.1]), side(12 * [1.3], setting="-b 64"), side(9 * [2.0], setting="-kvu")
+    for one in (ten, twelve, nine):
+        one["n_failed"]["theirs"] = one["n_inexact"]["theirs"] = 0
+    assert by_pairs([ten, twelve, nine]) == ([ten, twelve], [nine])
+    (row,) = (row for row in best_rows([ten, twelve]) if row["figure"] == SPEED.name)
+    assert (row["setting"], row["n_pairs"], row["verdict"]) == ("-no-kvu", 10, "unclear")
+
+
+def test_where_nobody_has_ten_pairs_all_are_as_many_as_one_has() -> None:
+    three, two = side(3 * [1.0]), side(2 * [1.0], setting="-b 64")
+    assert by_pairs([three, two]) == ([three], [two])
