@@ -60,8 +60,14 @@ class Conversation:
     thinking: Thinking = attrs.field(factory=Thinking)
     form: Form | None = None  # what the answer's content must look like
     variables: Mapping[str, Any] = attrs.field(factory=dict)  # further ones for the template
+    documents: Sequence[dict[str, Any]] = ()  # that the template is to show
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @property
+    def given_variables(self) -> Mapping[str, Any]:
+        """What the request gives the template besides messages and tools."""
+        return {"documents": self.documents, **self.variables} if self.documents else self.variables
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------
@@ -255,15 +261,17 @@ async def _open_unread(
 
 def _as_sent(conversation: Conversation, heeds: frozenset[str]) -> StreamChat:
     """The conversation for a model that writes it by itself and heeds `heeds` of it. Raises: NotHeeded · InvalidRequest."""
-    prompts.check_variables(conversation.variables)
+    prompts.check_variables(conversation.given_variables)
     _check_can_go_on(conversation)
     thinking, toolbox = conversation.thinking, conversation.toolbox
+    if conversation.documents and "template_variables" not in heeds:
+        raise NotHeeded("this model's backend cannot do documents", param="documents")
     if thinking.n_tokens_max:
         name = thinking.names.get("reasoning_budget", "reasoning_budget")
         raise NotHeeded(f"this model's backend cannot do {name}", param=name)
     if not (conversation.add_generation_prompt or conversation.continue_final_message):
         raise NotHeeded("this model's backend cannot do add_generation_prompt", param="add_generation_prompt")
-    effort, variables = _reasoning_as_sent(thinking, conversation.variables, heeds)
+    effort, variables = _reasoning_as_sent(thinking, conversation.given_variables, heeds)
     return StreamChat(
         messages=conversation.messages,
         tools=[_tool_as_sent(tool) for tool in toolbox.tools] if toolbox.is_open else (),
@@ -312,6 +320,8 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
     """The conversation as the model's own template writes it. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
     model = _as_it_speaks(model, conversation)
     known, thinking = model.template.features.variables, conversation.thinking
+    if conversation.documents and "documents" not in known:
+        raise InvalidRequest("documents: this model's chat template shows none; a message can have them as text", param="documents")
     messages, offered = await prompts.of_many(len(conversation.messages), lambda: _for_template(model, conversation))
     text = await prompts.render(
         model,
@@ -319,7 +329,7 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
         tools=[tool.for_template() for tool in offered] or None,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
-        variables=thinking.variables(known, conversation.variables, model.template.features.efforts),
+        variables=thinking.variables(known, conversation.given_variables, model.template.features.efforts),
     )
     return _begun(model, text, conversation, thinking.budget(known))
 

@@ -17,6 +17,7 @@ from cllm.api.sampling_fields import check_tokens
 from cllm.backend import InfillTokens, Vocabulary, infill_of
 from cllm.errors import ContextExceeded, InvalidRequest, NotSupported, TemplateSlow, TokenizeFailed, call_foreign
 from cllm.serve.engine import ServedModel
+from cllm.serve.house import State
 from cllm.serve.keythreads import KeyThreads
 from cllm.text.prompt import infill_tokens
 from cllm.text.template import RESERVED, n_chars
@@ -74,10 +75,10 @@ async def render(
     return await _in_thread(write, _slow, N_SLOW_MAX)
 
 
-def check_variables(variables: Mapping[str, Any]) -> None:
+def check_variables(variables: Mapping[str, Any], param: str = "chat_template_kwargs") -> None:
     """Refuse names for a template's variables that stand for something else, here or where it is rendered, and more than these need.
 
-    Whatever is in them is kept as long as the request. Raises: InvalidRequest.
+    Whatever is in them is kept as long as the request. `param` is the field that has them. Raises: InvalidRequest.
     """
     n_left, rest = N_VALUES_MAX, [variables]
     while rest:
@@ -85,10 +86,10 @@ def check_variables(variables: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping | list):
             n_left -= len(value)
             if n_left < 0:
-                raise InvalidRequest(f"chat_template_kwargs: more than {N_VALUES_MAX} values", param="chat_template_kwargs")
+                raise InvalidRequest(f"{param}: more than {N_VALUES_MAX} values", param=param)
             rest.extend(value.values() if isinstance(value, Mapping) else value)
     if reserved := NOT_VARIABLES & variables.keys():
-        raise InvalidRequest(f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be set here", param="chat_template_kwargs")
+        raise InvalidRequest(f"{param}: {', '.join(sorted(reserved))} cannot be set here", param=param)
 
 
 def _is_short(value: Any) -> bool:
@@ -233,11 +234,25 @@ async def of_turns(model: ServedModel, turns: Sequence[object], make: Callable[[
     return made() if len(turns) > model.n_ctx else await of_many(len(turns), made)
 
 
+async def model_for(context: Context, name: str | None, turns: Sequence[object], make: Callable[[], object]) -> ServedModel:
+    """The model that the current request names, as `Context.served` gives it; but for a conversation of which `make` makes nothing, none is
+    loaded, and no other unloaded to make room. Of a long one that is seen once the model is there.
+
+    Raises: as `Context.served` · what `make` raises.
+    """
+    if context.house.find(name).state is not State.LOADED and _are_few(len(turns)):
+        make()
+    return await context.served(name)
+
+
 async def of_many(n: int, work: Callable[[], T]) -> T:
     """What `work` gives, in a thread where it looks at many things: `n`, or those of a long body."""
-    if n <= N_TURNS_INLINE and (not has_app_context() or g.get("n_bytes", 0) <= N_BYTES_INLINE):
-        return work()
-    return await _in_thread(work)
+    return work() if _are_few(n) else await _in_thread(work)
+
+
+def _are_few(n: int) -> bool:
+    """Whether `n` things, and all that is in the current request's body, are looked at where all else waits for that."""
+    return n <= N_TURNS_INLINE and (not has_app_context() or g.get("n_bytes", 0) <= N_BYTES_INLINE)
 
 
 async def _in_thread(work: Callable[[], T], kept: trio.lowlevel.RunVar[KeyThreads] = _working, n_max: int = N_WORKING_MAX) -> T:

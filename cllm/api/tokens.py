@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -10,19 +11,23 @@ from quart import Blueprint, Response
 
 from cllm.api import prompts, wire
 from cllm.api.context import Context
-from cllm.api.openai.chat import Conversation, render
+from cllm.api.openai.chat import TemplateFields, TemplateOptions, conversation_of, render
 from cllm.api.openai.messages import Message
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.backend import Vocabulary
 from cllm.errors import InvalidRequest
+from cllm.serve.engine import ServedModel
 from cllm.text.prompt import without_bos
 
 TokenIds: TypeAlias = Annotated[list[int], Meta(max_length=1 << 20)]  # more than any context has
 
 
-class TokenizeRequest(msgspec.Struct):
-    """The body; exactly one of the first three. Special tokens are added and read as llama-server does, with messages always."""
+class TokenizeRequest(TemplateOptions, kw_only=True):
+    """The body; exactly one of `content`, `prompt` and `messages`, which are written as a chat with the same fields has them.
+
+    Special tokens are added and read as llama-server does, with messages always.
+    """
 
     content: str | None = None
     prompt: str | None = None
@@ -40,7 +45,7 @@ class DetokenizeRequest(msgspec.Struct):
     model: str | None = None
 
 
-class TemplateRequest(Conversation, kw_only=True):
+class TemplateRequest(TemplateFields, kw_only=True):
     """The body."""
 
     model: str | None = None
@@ -66,8 +71,9 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/tokenize")
     async def tokenize() -> Response:
         body = await wire.read(tokenize_decoder)
-        model = await context.served(body.model)
-        tokens = await _tokens(context, body)
+        chat = _chat_of(body)
+        model = await (context.served(body.model) if chat is None else _model_for(context, body.model, chat))
+        tokens = await (_text_tokens(context, body) if chat is None else _chat_tokens(context, model, chat))
         if body.with_pieces and len(tokens) > N_PIECES_MAX:
             raise InvalidRequest(f"with_pieces: of {N_PIECES_MAX} tokens at most, and there are {len(tokens)}", param="with_pieces")
         if body.with_pieces:
@@ -82,19 +88,32 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/apply-template")
     async def apply_template() -> Response:
         body = await wire.read(template_decoder)
-        model = await context.served(body.model)
+        model = await _model_for(context, body.model, body)
         return json_response({"prompt": without_bos(model.vocabulary, await render(model, body))})
 
     return routes
 
 
-async def _tokens(context: Context, body: TokenizeRequest) -> list[int]:
+async def _model_for(context: Context, name: str | None, chat: TemplateFields) -> ServedModel:
+    return await prompts.model_for(context, name, chat.messages, functools.partial(conversation_of, chat))
+
+
+def _chat_of(body: TokenizeRequest) -> TemplateFields | None:
+    """The conversation whose tokens are asked for; None: they are a text's. Raises: InvalidRequest."""
     given = [value for value in (body.content, body.prompt, body.messages) if value is not None]
     if len(given) != 1:
         raise InvalidRequest("expected one of content, prompt and messages", param="content")
-    if body.messages is not None:
-        rendered = await render(context.engine.model, Conversation(messages=body.messages))
-        return await prompts.chat_prompt(context, rendered, "messages")
+    if body.messages is None:
+        return None
+    options: dict[str, Any] = {name: getattr(body, name) for name in TemplateOptions.__struct_fields__}
+    return TemplateFields(messages=body.messages, **options)
+
+
+async def _chat_tokens(context: Context, model: ServedModel, chat: TemplateFields) -> list[int]:
+    return await prompts.chat_prompt(context, await render(model, chat), "messages")
+
+
+async def _text_tokens(context: Context, body: TokenizeRequest) -> list[int]:
     param, text = ("content", body.content) if body.content is not None else ("prompt", body.prompt)
     assert text is not None
     parse_special = body.parse_special is not False

@@ -282,6 +282,11 @@ async def test_a_bad_message_is_400_and_named(serve: Any, messages: Any, param: 
         ({"chat_template_kwargs": {"add_generation_prompt": True}}, 400, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, 400, "chat_template_kwargs"),
         ({"chat_template_kwargs": 5}, 400, "chat_template_kwargs"),
+        ({"chat_template": "{{ x }}"}, 400, "chat_template"),
+        ({"prompt_logprobs": 1}, 400, "prompt_logprobs"),
+        ({"documents": [{"text": "x"}]}, 400, "documents"),  # its template shows none
+        ({"documents": ["x"]}, 400, "documents[0]"),
+        ({"documents": [{"text": "x"}] * 10_000}, 400, "documents"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(serve: Any, fields: dict[str, Any], status: int, param: str) -> None:
@@ -297,6 +302,7 @@ async def test_fields_that_ask_for_nothing_are_no_reason_to_refuse(serve: Any) -
             tools=[], tool_choice="auto", grammar="", response_format={"type": "text"}, structured_outputs=None, top_logprobs=0,
             user="me", store=False, metadata={"a": "b"}, stream_options={"include_usage": True},
             cache_prompt=True, cache_salt="s", chat_template_kwargs={"enable_thinking": False},
+            chat_template="", prompt_logprobs=0, documents=[],
         )  # fmt: skip
     assert answer.status == 200
 
@@ -352,6 +358,21 @@ async def test_no_other_limit_below_1_is_taken_for_an_answer(serve: Any, name: s
     async with serve() as api:
         refused = await api.chat(**{"max_tokens": None, name: n})
     assert (refused.status, refused.error["param"]) == (400, name)
+
+
+async def test_documents_are_the_templates_variable_of_that_name(serve: Any) -> None:
+    model, messages = FakeModel(), [{"role": "user", "content": "x"}]
+    assert model.vocabulary.chat_template is not None
+    model.vocabulary.chat_template = "{% for d in documents or [] %}[{{ d.text }}]{% endfor %}" + model.vocabulary.chat_template
+    given = {"documents": [{"text": "one"}, {"text": "two"}]}
+    async with serve(model) as api:
+        assert (await prompt_of(api, messages)).startswith("<turn>user")
+        prompt = await prompt_of(api, messages, **given)
+        assert prompt.startswith("[one][two]<turn>user")
+        assert await prompt_of(api, messages, chat_template_kwargs=given) == prompt
+        tokens = (await api.post("/tokenize", {"messages": messages, **given})).json["tokens"]
+        answer = await api.chat("x", **given)
+    assert answer.json["usage"]["prompt_tokens"] == len(tokens) > len("[one][two]")
 
 
 async def test_a_templates_variables_are_few(serve: Any) -> None:

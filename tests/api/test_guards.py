@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
+from cllm.api.openai.completions import CompletionStream
 from cllm.testing.fake import FakeModel
 
 
@@ -308,6 +309,17 @@ async def test_a_mistake_of_ours_is_500_in_json_without_its_details_and_logged_o
         ("request.failed", "/generate"),
     ]
     assert next(entry for entry in logged if "request_id" in entry)["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_a_stream_that_fails_by_a_mistake_of_ours_is_found_in_the_log_by_its_id(
+    serve: Any, logged: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CompletionStream, "delta", lambda *_: 1 / 0)
+    async with serve() as api:
+        answer = await api.complete("x", stream=True)
+    assert answer.chunks[-1]["error"]["type"] == "server_error"
+    (failed,) = [entry for entry in logged if entry["event"] == "stream.failed"]
+    assert failed["request_id"] == answer.headers["x-request-id"]
 
 
 async def test_prompts_and_answers_are_logged_only_when_asked_for_and_keys_never(serve: Any, logged: list[Any]) -> None:

@@ -293,6 +293,23 @@ async def test_more_calls_in_a_turn_than_there_may_be_are_400(serve: Any) -> Non
     assert (answer.status, "messages[0].tool_calls" in answer.error) == (400, True), answer.error
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_num_predict_cuts_is_not_told_as_one_without_arguments(serve: Any, stream: bool) -> None:
+    parameters = {"type": "object", "properties": {"door": {"type": "string"}}, "required": ["door"]}
+    tool = {"type": "function", "function": {"name": "unlock", "parameters": parameters}}
+    form = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+    called = '<tool_call>\n{"name": "unlock", "arguments": {"door": "front"}}\n</tool_call>'
+    told = []
+    async with serve(ScriptedModel(called, template=TOOL_TEMPLATE)) as api:
+        for n in (called.index("{", 20), called.index("front"), 400):  # before the arguments, within them, and not at all
+            options = {"num_predict": n, "temperature": 0}
+            answer = await api.post("/api/chat", chat(tools=[tool], format=form, stream=stream, options=options))
+            parts = lines(answer) if stream else [answer.json]
+            calls = [call["function"] for part in parts for call in part["message"].get("tool_calls", [])]
+            told.append((parts[-1]["done_reason"], [(call["name"], call["arguments"]) for call in calls]))
+    assert told == [("length", []), ("length", []), ("stop", [("unlock", {"door": "front"})])]
+
+
 async def test_a_tool_loop_goes_on_with_a_template_that_wants_ids(serve: Any) -> None:
     wants = "{% for m in messages if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no id') }}{% endfor %}"
     turns = [

@@ -602,9 +602,11 @@ async def test_a_conversation_that_began_at_openai_goes_on_without_what_its_serv
         ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
-        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": {"a": 1}}]}, "input[0].output"),
         ({"input": [{"role": "user", "content": [{"image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": None}]}]}, "input[0].content[0].text"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text"}]}]}, "input[0].output[0].text"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
@@ -635,6 +637,8 @@ async def test_a_conversation_that_began_at_openai_goes_on_without_what_its_serv
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"text": {"format": {"type": "poem"}}}, "text.format.type"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
     ],
 )
 async def test_what_is_wrong_is_named_and_nothing_is_queued(serve: Any, fields: dict[str, Any], place: str) -> None:
@@ -642,6 +646,27 @@ async def test_what_is_wrong_is_named_and_nothing_is_queued(serve: Any, fields: 
         answer = await api.post("/v1/responses", {"input": "x", **fields})
         assert api.scheduler.totals.n_submitted == 0
     assert (answer.status, answer.error["type"], answer.error["param"]) == (400, "invalid_request_error", place)
+
+
+async def test_chats_names_that_ask_for_nothing_are_no_reason_to_refuse(serve: Any) -> None:
+    async with serve() as api:
+        for form in (None, {"type": "text"}):
+            asked = {"input": "x", "max_output_tokens": 2, "response_format": form, "reasoning_effort": None}
+            assert (await api.post("/v1/responses", asked)).status == 200
+
+
+@pytest.mark.parametrize("nothing", [{}, {"output": None}, {"output": []}])
+@pytest.mark.parametrize("kind", ["function_call_output", "custom_tool_call_output"])
+async def test_what_came_of_a_tool_that_gave_nothing_is_empty(serve: Any, kind: str, nothing: dict[str, Any]) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    listener = Listener()
+    async with serve(listener.model) as api:
+        for output in ({"output": ""}, nothing):
+            made = await api.post("/v1/responses", {"input": [call, {"type": kind, "call_id": "c", **output}]})
+            assert made.status == 200, made.body
+        listed = (await api.get(f"/v1/responses/{made.json['id']}/input_items")).json["data"]
+    assert len(listener.prompts) == 1, "of both"
+    assert listed[0]["output"] in ("", [])
 
 
 async def test_a_stream_that_fails_ends_with_the_response_that_failed(serve: Any) -> None:

@@ -44,6 +44,38 @@ ASKING: dict[str, dict[str, Any]] = {
 }
 
 
+WIZARD = {"messages": [{"role": "wizard", "content": "x"}]}
+WRONG: list[tuple[str, dict[str, Any]]] = [  # by itself, whatever model is asked
+    ("/v1/chat/completions", WIZARD),
+    ("/v1/chat/completions", {"top_logprobs": 2}),
+    ("/v1/chat/completions", {"max_tokens": 0}),
+    ("/v1/chat/completions", {"tools": [{"type": "web_search"}]}),
+    ("/v1/chat/completions", {"grammar": "x", "json_schema": {}}),
+    ("/v1/completions", {"best_of": 2, "stream": True}),
+    ("/v1/completions", {"suffix": "x", "prompt_logprobs": 1}),
+    ("/v1/completions", {"grammar": "x", "json_schema": {}}),
+    ("/v1/responses", {"background": True}),
+    ("/v1/responses", {"previous_response_id": "resp_x"}),
+    ("/v1/responses", {"input": WIZARD["messages"]}),
+    ("/v1/responses", {"tools": [{"type": "web_search"}]}),
+    ("/v1/messages", {"n": 2}),
+    ("/v1/messages", {"tool_choice": {"type": "any"}}),
+    ("/v1/messages/count_tokens", {"tool_choice": {"type": "any"}}),
+    ("/v1/embeddings", {"input": ["x", 1]}),
+    ("/v1/embeddings", {"input": ["x"] * 2049}),
+    ("/v1/rerank", {"documents": ["x"] * 2049}),
+    ("/api/chat", WIZARD),
+    ("/api/chat", {"options": {"num_predict": 0}}),
+    ("/api/generate", {"context": [1]}),
+    ("/api/generate", {"format": 5}),
+    ("/api/generate", {"raw": True, "system": "x"}),
+    ("/api/embed", {"input": ["x"] * 16_385}),
+    ("/tokenize", {"prompt": "y"}),
+    ("/tokenize", {"content": None, **WIZARD}),
+    ("/apply-template", WIZARD),
+]
+
+
 class Model(FakeModel):
     """Takes 100 MiB."""
 
@@ -156,6 +188,17 @@ async def test_asking_about_a_model_loads_none(serve_several: Any) -> None:
         assert (await api.post("/api/show", {"model": "a"})).json == shown
         assert [(await api.get(f"/{path}?model=a")).json for path in ("props", "model/info")] == props
         assert await states() == ["unloaded", "loaded"]
+
+
+async def test_a_request_that_is_wrong_by_itself_loads_no_model_and_unloads_no_other(serve_several: Any) -> None:
+    async with serve_several("a", "b", models_memory_mb=100) as api:
+        for path, fields in WRONG:
+            answer = await api.post(path, {"model": "b", **ASKING[path], **fields})
+            assert answer.status == 400, (path, fields, answer.body)
+            states = [one["status"]["value"] for one in (await api.get("/v1/models")).json["data"]]
+            assert states == ["loaded", "unloaded"], (path, fields)
+        for path in ("/v1/chat/completions", "/api/chat"):
+            assert (await api.post(path, {"model": "c", **WIZARD})).status == 404, "that is seen first"
 
 
 async def test_the_names_for_vectors_of_a_model_that_was_unloaded_are_still_listed(serve_several: Any) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import trio
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
+from cllm.api.metric_aliases import WithAliases
+from cllm.backend import Measure
 from cllm.testing.fake import FakeModel
 from cllm.text.builtin_templates import CHATML
 from tests.api.conftest import TEST_S
@@ -114,14 +119,15 @@ async def test_prompts_beside_one_that_is_too_long_are_not_queued_or_counted(ser
 async def test_who_leaves_before_the_answer_is_logged_and_what_he_sent_is_counted(serve: Any, logged: list[Any]) -> None:
     go_on = threading.Event()
     body = json.dumps({"prompt": "x"}).encode()
-    async with serve(FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None)) as api:
-        async with api.asking("/v1/completions", body) as exchange:
+    async with serve(FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None), api_key=("a-secret name=anna",)) as api:
+        async with api.asking("/v1/completions", body, x_api_key="a-secret", x_request_id="r-7") as exchange:
             await api.until(lambda: api.scheduler.n_running == 1)
             exchange.leave()
         go_on.set()
-        page = (await api.get("/metrics")).body.decode()
+        page = (await api.get("/metrics", x_api_key="a-secret")).body.decode()
     assert f"cllm_http_request_bytes_total {float(len(body))}" in page
-    assert [one["path"] for one in logged if one["event"] == "left"] == ["/v1/completions"]
+    (left,) = [one for one in logged if one["event"] == "left"]
+    assert (left["path"], left["request_id"], left["key"]) == ("/v1/completions", "r-7", "anna")
     assert [one["path"] for one in logged if one["event"] == "answered"] == ["/metrics"]
 
 
@@ -227,6 +233,52 @@ async def test_boards_made_for_other_servers_find_numbers_by_their_names(serve: 
         ({**labels, **of_fake}, value) for labels, value in samples_of(answer, "cllm_inter_token_seconds_bucket")
     ]
     assert b"vllm:generation_tokens_total" in modern.body
+
+
+@attrs.frozen
+class Telling:
+    """A model that keeps numbers of itself."""
+
+    name: str
+    is_count: bool = True
+
+    def measures(self) -> list[Measure]:
+        return [Measure(name=self.name, help="", value=77, is_count=self.is_count, labels={"of": "plugin"})]
+
+
+@pytest.mark.parametrize("aliases", [None, "vllm,llamacpp"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        Telling("cells", is_count=False),
+        Telling("sequences", is_count=False),
+        Telling("prompt_tokens_total", is_count=False),
+        Telling("prompt_tokens"),
+        Telling("http_requests"),
+        Telling("inter_token_seconds"),
+    ],
+)
+async def test_a_name_of_the_servers_own_is_not_a_plugins(serve: Any, logged: list[Any], model: Telling, aliases: str | None) -> None:
+    async with serve(metrics_aliases=aliases) as api:
+        before = {line.partition(" ")[0] for line in (await api.get("/metrics")).body.decode().splitlines() if "created" not in line}
+        api.running.engine.metrics.watch_model(model)
+        api.running.engine.metrics.watch_model(Telling("doors"))
+        answer = await api.get("/metrics")
+    assert answer.status == 200
+    assert b'cllm_doors_total{of="plugin"} 77.0' in answer.body
+    assert answer.body.count(b'of="plugin"') == 1
+    assert before <= {line.partition(" ")[0] for line in answer.body.decode().splitlines()}
+    assert [one["why"] for one in logged if one["event"] == "metrics.failed"] == [
+        f"a plugin tells cllm_{model.name}, which is the server's own"
+    ]
+
+
+def test_a_boards_share_of_the_cells_is_of_the_servers_own_states() -> None:
+    cells = GaugeMetricFamily("cllm_cells", "", labels=["of"])
+    cells.add_metric(["plugin"], 7.0)
+    source = SimpleNamespace(collect=lambda: [cells])
+    told = {metric.name: metric.samples for metric in WithAliases(source, ("vllm",), "fake").collect()}
+    assert told["vllm:kv_cache_usage_perc"] == []
 
 
 async def test_nothing_is_told_by_names_that_nobody_asked_for(serve: Any) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from cllm.api.ollama.answers import LineStream, chat_body
+from cllm.api.conversation import Answer, ToolCall
+from cllm.api.ollama.answers import LineStream, chat_body, whole
+from cllm.engine.events import Finished, FinishReason, Usage
 from cllm.testing.fake import TURN
 from cllm.testing.scripted import HEADER, TOOL_TEMPLATE, ScriptedModel
 
@@ -100,6 +102,39 @@ def test_a_call_is_over_for_ollamas_clients_when_something_else_is_said() -> Non
     said = [json.loads(line)["message"] for line in b"".join(pieces).splitlines()]
     assert [one["content"] for one in said] == ["amid", "", "then", "this"]
     assert [call["function"]["arguments"] for one in said for call in one.get("tool_calls", [])] == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "told"),
+    [
+        ('{"door": "fro', FinishReason.LENGTH, []),
+        ("", FinishReason.LENGTH, []),
+        ('{"door": "fro', FinishReason.STOP, []),
+        ("[1]", FinishReason.TOOL_CALLS, []),
+        ("", FinishReason.TOOL_CALLS, [{}]),
+        ("null", FinishReason.TOOL_CALLS, [{}]),
+        ("{}", FinishReason.LENGTH, [{}]),
+        ('{"door": "front"}', FinishReason.LENGTH, [{"door": "front"}]),
+    ],
+)
+def test_a_call_that_was_cut_is_none_for_ollamas_clients_since_they_would_run_it(
+    arguments: str, reason: FinishReason, told: list[Any]
+) -> None:
+    finished, before = Finished(0, reason, None, Usage(1, 0, 1, 0.0, 0.0, 0.0)), '{"door": "back"}'
+    calls = [ToolCall("c0", "lock", before), ToolCall("c1", "unlock", arguments)]
+    message = whole(Answer("", "", calls, None, finished, is_content_last=False), "m", chat_body)["message"]
+    stream = LineStream("m", chat_body)
+    pieces = [stream.call_begun(0, 0, "c0", "lock"), stream.arguments(0, 0, before), stream.call_begun(0, 1, "c1", "unlock")]
+    pieces += [stream.arguments(0, 1, arguments)] if arguments else []
+    said = [json.loads(line)["message"] for line in b"".join([*pieces, stream.ended(0, finished)]).splitlines()]
+    for given in (message["tool_calls"], [call for one in said for call in one.get("tool_calls", [])]):
+        assert [call["function"]["arguments"] for call in given] == [{"door": "back"}, *told]
+
+
+def test_an_answer_whose_only_call_was_cut_tells_of_none() -> None:
+    finished = Finished(0, FinishReason.LENGTH, None, Usage(1, 0, 1, 0.0, 0.0, 0.0))
+    answer = whole(Answer("", "", [ToolCall("c", "unlock", "{")], None, finished, is_content_last=False), "m", chat_body)
+    assert (answer["message"], answer["done_reason"]) == ({"role": "assistant", "content": ""}, "length")
 
 
 @pytest.mark.parametrize(

@@ -325,6 +325,19 @@ def test_whether_it_is_to_reason_is_said_in_the_words_that_it_heeds(heeds: set[s
     assert told == said
 
 
+@pytest.mark.parametrize("heeds", [True, False])
+def test_documents_go_to_it_as_a_variable_of_its_template_if_it_heeds_these(heeds: bool) -> None:
+    model, documents = Told(), [{"text": "x"}]
+    model.heeds -= frozenset() if heeds else {"template_variables"}
+    model.events = [StreamText(0, "a"), StreamEnd(0, usage=USAGE)]
+    with live_server(StreamsOnly(model)) as url:
+        status, body, _ = post(url + CHAT, hello(documents=documents))
+        told = [dict(request.chat.template_variables) for request in model.started if request.chat is not None]
+    model.close()
+    assert (status, told) == ((200, [{"documents": documents}]) if heeds else (400, []))
+    assert heeds or json.loads(body)["error"]["param"] == "documents"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"logprobs": 4}, "logprobs"), ({"logprobs": 1, "echo": True}, "echo"), ({"prompt_logprobs": 1}, "prompt_logprobs")],

@@ -11,6 +11,7 @@ from cllm.errors import TokenizeFailed
 from cllm.serve.engine import N_CHARS_INLINE
 from cllm.testing.fake import FakeModel, FakeVocabulary
 from cllm.testing.mortal import Panic
+from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
 
 
 async def test_text_becomes_tokens_without_bos_unless_asked_for(serve: Any) -> None:
@@ -48,6 +49,28 @@ async def test_messages_are_rendered_and_tokenised_as_a_chat_would(serve: Any, b
         chat = await api.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
     assert tokens == again
     assert len(tokens) == chat.json["usage"]["prompt_tokens"]
+
+
+async def test_the_tokens_of_messages_are_counted_as_the_chat_has_them_with_all_that_goes_into_its_prompt(serve: Any) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    asked, said = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}
+    bodies: list[dict[str, Any]] = [
+        {"messages": [asked]},
+        {"messages": [asked], "tools": [tool]},
+        {"messages": [asked], "chat_template_kwargs": {"mood": "fine"}},
+        {"messages": [asked, said], "continue_final_message": True, "add_generation_prompt": False},
+        {"messages": [asked, said], "add_generation_prompt": False},
+    ]
+    counts = []
+    async with serve(ScriptedModel("fine", template="{{ mood }}" + TOOL_TEMPLATE)) as api:
+        for body in bodies:
+            tokens = (await api.post("/tokenize", body)).json["tokens"]
+            chat = await api.post("/v1/chat/completions", {**body, "max_tokens": 1})
+            counts.append((len(tokens), chat.json["usage"]["prompt_tokens"]))
+        refused = await api.post("/tokenize", {"messages": [asked], "chat_template": "{{ x }}"})
+    assert [told for told, _ in counts] == [of_chat for _, of_chat in counts]
+    assert len({told for told, _ in counts}) == len(bodies), "and each of them counts"
+    assert (refused.status, refused.error["param"]) == (400, "chat_template")
 
 
 @pytest.mark.parametrize(("path", "field"), [("/tokenize", "content"), ("/tokenize", "prompt"), ("/encode", "text")])
@@ -99,6 +122,7 @@ async def test_tokens_become_text_again(serve: Any) -> None:
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [1 << 80]}, "tokens"),
         ("/apply-template", {}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "x"}]}, "tools[0].type"),
         ("/apply-template", {"messages": [{"role": "user"}]}, "messages[0].content"),
     ],
 )

@@ -518,6 +518,16 @@ async def test_of_an_image_that_a_tool_gave_the_model_is_told_and_one_of_the_use
     assert (refused.status, refused.error["param"]) == (400, "messages[0].content[0].type")
 
 
+@pytest.mark.parametrize("role", ["tool", "function"])
+@pytest.mark.parametrize("nothing", [{}, {"content": None}, {"content": []}])
+async def test_what_came_of_a_tool_that_gave_nothing_is_empty(serve: Any, role: str, nothing: dict[str, Any]) -> None:
+    result = {"role": role, "tool_call_id": "c1"}
+    async with serve(says("")) as api:
+        empty = await prompt_of(api, [*CONVERSATION[:-1], {**result, "content": ""}])
+        assert await prompt_of(api, [*CONVERSATION[:-1], {**result, **nothing}]) == empty
+    assert "<turn>tool\n<end>" in empty
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -598,7 +608,6 @@ async def test_a_schema_that_no_grammar_holds_is_no_reason_to_refuse_where_nothi
         ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),
         ({"role": "assistant", "tool_calls": 5}, "tool_calls"),
         ({"role": "user", "content": "x", "tool_calls": [{"function": {"name": "a"}}]}, "tool_calls"),
-        ({"role": "tool"}, "content"),
     ],
 )
 async def test_what_is_wrong_with_calls_in_messages_is_400_and_named(serve: Any, message: dict[str, Any], param: str) -> None:

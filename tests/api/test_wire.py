@@ -32,6 +32,7 @@ class Body(msgspec.Struct):
     n: int | None = None
     text: str | None = None
     inner: list[Inner] | None = None
+    x: float | None = None
 
 
 unhurried = settings(max_examples=50)
@@ -55,6 +56,7 @@ def test_unknown_members_are_ignored_and_null_is_the_default() -> None:
         (b'{"n": 128.0, "text": "\xc3\xbc", "other": [1.0, {"n": 0.5}]}', Body(n=128, text="ü")),
         (b'{"n": 1e3}', Body(n=1000)),
         (b'{"n": 1.0, "inner": [{"x": 2}, {"x": 3.0}]}', Body(n=1, inner=[Inner(2), Inner(3)])),
+        (b'{"n": 5.0, "y": 1e400, "z": [-1e400]}', Body(n=5)),
     ],
 )
 def test_whole_numbers_are_integers_however_they_are_written(body: bytes, value: Body) -> None:
@@ -71,6 +73,8 @@ def test_whole_numbers_are_integers_however_they_are_written(body: bytes, value:
         (b'{"inner": [{"x": 1.0}], "inner": []}', "the body is not JSON: 'inner' comes twice"),
         (b'{"inner": [{"x": 1.0}], "inner": null}', "the body is not JSON: 'inner' comes twice"),
         (b'{"n": 1.0, "text": NaN}', "the body is not JSON: "),
+        (b'{"n": 1.0, "x": 1e400}', "x: Number out of range"),
+        (b'{"n": 1.0, "text": 1e400}', "text: "),
         (b'{"n": 1.0, "text": 2.0}', "text: Expected str, got "),
         (b'{"n": 1.0, "other": ' + b"[" * 500_000 + b"]" * 500_000 + b"}", "the body is nested too deeply"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import msgspec
@@ -50,8 +51,9 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post(COUNT)
     async def count_tokens() -> Response:
         body = await wire.read(count_decoder)
-        model = await context.served(body.model)
-        tokens = await prompt_of(context, model, await prompts.of_turns(model, body.messages, lambda: conversation_of(body)))
+        read = functools.partial(conversation_of, body)
+        model = await prompts.model_for(context, body.model, body.messages, read)
+        tokens = await prompt_of(context, model, await prompts.of_turns(model, body.messages, read))
         return json_response({"input_tokens": len(tokens)})
 
     return routes
@@ -59,13 +61,14 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: MessagesRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
-    model = await context.served(body.model)
     if body.n not in (None, 1):
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
+    read = functools.partial(conversation_of, body)
+    model = await prompts.model_for(context, body.model, body.messages, read)
     body.stop = body.stop_sequences or body.stop
     body.top_p = None if body.top_p is not None and body.top_p < 0 else body.top_p
     asked = context.wanted(body, model, max_tokens=None)
-    conversation = await prompts.of_turns(model, body.messages, lambda: conversation_of(body))
+    conversation = await prompts.of_turns(model, body.messages, read)
     chat = await open_chat(context, model, conversation, asked, endpoint=ENDPOINT)
     # Of what reads text nobody knows the tokens; and where all that is asked for fits, the context ends nothing.
     n_ctx = model.n_ctx if chat.n_prompt + body.max_tokens > model.n_ctx and not model.reads_text else math.inf

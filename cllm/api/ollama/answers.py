@@ -12,6 +12,7 @@ from cllm.api.conversation import Answer, AnswerShape
 from cllm.api.operations import NDJSON
 from cllm.api.sse import Wire, line
 from cllm.engine.events import Finished, FinishReason
+from cllm.text.call_bodies import as_object
 
 NS_PER_S = 1_000_000_000
 WIRE = Wire(failed=line, ping=None, content_type=NDJSON)  # there is no line that says nothing: clients read each as JSON
@@ -40,8 +41,10 @@ def whole(answer: Answer, model: str, body: Body) -> dict[str, Any]:
     said: dict[str, Any] = {"content": answer.content}
     if answer.reasoning:
         said["thinking"] = answer.reasoning
-    if answer.calls:
-        said["tool_calls"] = [_call(i, call.id, call.name, call.arguments) for i, call in enumerate(answer.calls)]
+    is_cut, i_last = _is_cut(answer.finished), len(answer.calls) - 1
+    told = [_call(i, call.id, call.name, call.arguments, is_cut=is_cut and i == i_last) for i, call in enumerate(answer.calls)]
+    if calls := [call for call in told if call is not None]:
+        said["tool_calls"] = calls
     return {**head(model), **body(said), **_end(answer.finished)}
 
 
@@ -50,20 +53,27 @@ def nothing_asked(model: str, body: Body, *, unload: bool) -> dict[str, Any]:
     return {**head(model), **body({}), "done": True, "done_reason": "unload" if unload else "load"}
 
 
-def _call(index: int, call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call, which has a number of its own: there are clients that take those with one number for pieces of one."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:  # cut short
-        value = {}
-    return {"id": call_id, "function": {"index": index, "name": name, "arguments": value if isinstance(value, dict) else {}}}
+def _call(index: int, call_id: str, name: str, arguments: str, *, is_cut: bool) -> dict[str, Any] | None:
+    """A call, which has a number of its own: there are clients that take those with one number for pieces of one.
+
+    None where its arguments are no object, as of one that was cut: an object is all that this shape has a place for, and clients would run
+    the call without them. A call that has none comes with an empty object, from some servers behind this one with no text or null; but if
+    the answer `is_cut` in the call, no text is what was not written yet.
+    """
+    given = arguments.strip()
+    told = "{}" if given == "null" or not (given or is_cut) else as_object(given)
+    return None if told is None else {"id": call_id, "function": {"index": index, "name": name, "arguments": msgspec.json.decode(told)}}
+
+
+def _is_cut(finished: Finished) -> bool:
+    return finished.reason is FinishReason.LENGTH
 
 
 def _end(finished: Finished) -> dict[str, Any]:
     usage = finished.usage
     return {
         "done": True,
-        "done_reason": "length" if finished.reason is FinishReason.LENGTH else "stop",
+        "done_reason": "length" if _is_cut(finished) else "stop",
         "total_duration": _ns(usage.queue_s + usage.prefill_s + usage.decode_s),
         "load_duration": 0,
         "prompt_eval_count": usage.n_prompt,
@@ -107,8 +117,8 @@ class LineStream(AnswerShape):
         return b""
 
     def ended(self, index: int, event: Finished) -> bytes:
-        """The last call, and the end."""
-        return self._called() + line({**head(self._model), **self._body({}), **_end(event)})
+        """The last call, unless it was cut, and the end."""
+        return self._called(is_cut=_is_cut(event)) + line({**head(self._model), **self._body({}), **_end(event)})
 
     def _called_if_whole(self) -> bytes:
         if self._call is not None:
@@ -118,12 +128,12 @@ class LineStream(AnswerShape):
                 return b""
         return self._called()
 
-    def _called(self) -> bytes:
+    def _called(self, *, is_cut: bool = False) -> bytes:
         if self._call is None:
             return b""
-        call = _call(*self._call, "".join(self._arguments))
+        call = _call(*self._call, "".join(self._arguments), is_cut=is_cut)
         self._call, self._arguments = None, []
-        return self._line({"tool_calls": [call]})
+        return b"" if call is None else self._line({"tool_calls": [call]})
 
     def _line(self, said: dict[str, Any]) -> bytes:
         return line({**head(self._model), **self._body(said), "done": False})

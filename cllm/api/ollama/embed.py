@@ -81,6 +81,7 @@ def blueprint(context: Context) -> Blueprint:
 
 
 async def _embedded(context: Context, name: str | None, inputs: list[str], param: str, *, truncates: bool) -> Embedded:
+    vectors.check_number(len(inputs), param, N_INPUTS_MAX)  # before a model is loaded for them
     return await vectors.embed(context, name, inputs, param, truncates=truncates, n_most=N_INPUTS_MAX)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+
 import msgspec
 from quart import Blueprint, Response, g
 
@@ -58,10 +61,11 @@ async def answer_chat(context: Context, body: ChatRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
     if not body.messages:
         return await _nothing_asked(context, body, chat_body)
-    model, asked = await _checked(context, body)
+    read = functools.partial(requests.chat_conversation, body)
+    model, asked = await _checked(context, body, body.messages, functools.partial(read, can_go_on=True))
     # A server behind this one that cannot be told to may go on by itself.
     can_go_on = not model.reads_text or "continue_final_message" in (model.heeds or ())
-    conversation = await prompts.of_turns(model, body.messages, lambda: requests.chat_conversation(body, can_go_on=can_go_on))
+    conversation = await prompts.of_turns(model, body.messages, functools.partial(read, can_go_on=can_go_on))
     open_it = open_chat if body.truncate is False else open_shortened
     return await _told(await open_it(context, model, conversation, asked, endpoint=CHAT), model, body, chat_body)
 
@@ -70,8 +74,11 @@ async def answer_prompt(context: Context, body: GenerateRequest) -> Response:
     """Answer a prompt, or continue it as it is. Raises: RequestError."""
     if not body.prompt:
         return await _nothing_asked(context, body, generate_body)
-    model, asked = await _checked(context, body)
-    if body.raw or body.suffix:
+    is_continued = bool(body.raw or body.suffix)
+    if is_continued and body.system:
+        raise InvalidRequest("system: a prompt that is continued as it is has no system message", param="system")
+    model, asked = await _checked(context, body, (), functools.partial(requests.form_of, body))
+    if is_continued:
         chat = await _open_text(context, model, body, asked)
     else:
         chat = await open_chat(context, model, requests.generate_conversation(body), asked, endpoint=GENERATE)
@@ -82,22 +89,21 @@ async def _nothing_asked(context: Context, body: CommonFields, shape: Body) -> R
     """A model that is asked nothing is loaded; when it goes is the operator's affair, and it is not loaded to be told to go."""
     if requests.is_no_time(body.keep_alive):
         return json_response(nothing_asked(context.house.find(body.model).name, shape, unload=True))
-    model, _ = await _checked(context, body)
+    model, _ = await _checked(context, body, (), lambda: None)
     return json_response(nothing_asked(model.name, shape, unload=False))
 
 
-async def _checked(context: Context, body: CommonFields) -> tuple[ServedModel, Wanted]:
-    model = await context.served(body.model)
+async def _checked(context: Context, body: CommonFields, turns: Sequence[object], read: Callable[[], object]) -> tuple[ServedModel, Wanted]:
+    """The model, and what is asked of it; `turns` and `read` as in `prompts.model_for`."""
     requests.refuse_unserved(body)
     options = requests.options_of(body)
+    model = await prompts.model_for(context, body.model, turns, read)
     return model, context.wanted(options, model, max_tokens=None)
 
 
 async def _open_text(context: Context, model: ServedModel, body: GenerateRequest, asked: Wanted) -> Chat:
     """Submit a prompt as it is, maybe with what is to follow the answer."""
     assert body.prompt is not None
-    if body.system:
-        raise InvalidRequest("system: a prompt that is continued as it is has no system message", param="system")
     if body.suffix:
         prompts.check_infills(model, "suffix")
     check_room(context, asked, "prompt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 import attrs
@@ -20,6 +21,7 @@ from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sse import data
 from cllm.api.structured import form_of
 from cllm.api.tool_checks import N_TOOLS_MAX
+from cllm.api.wire import NULL, is_nothing
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
@@ -30,25 +32,35 @@ ENDPOINT = "/v1/chat/completions"
 TOOL_FIELDS = ("function.name", "function.parameters")
 
 
-class Conversation(msgspec.Struct, kw_only=True):
-    """Messages, and how the template is to write them."""
+class TemplateOptions(msgspec.Struct, kw_only=True):
+    """How the template is to write messages."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: msgspec.Raw = NULL  # refused
+    documents: list[dict[str, Any]] | None = None
     tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
 
 
+class TemplateFields(TemplateOptions, kw_only=True):
+    """Messages, and how the template is to write them."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+
 class ChatRequest(ToolingFields, kw_only=True):
-    """The body; a `Conversation` too, which msgspec cannot inherit beside the other."""
+    """The body; `TemplateFields` too, which msgspec cannot inherit beside the others."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: msgspec.Raw = NULL  # refused
+    documents: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: int | None = None  # refused, but 0: completions have them
 
 
 decoder = msgspec.json.Decoder(ChatRequest)
@@ -71,11 +83,12 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: ChatRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
-    model = await context.served(body.model)
     n_logprobs = _n_logprobs(body)
     _check_limit(body)
+    read = functools.partial(conversation_of, body)
+    model = await prompts.model_for(context, body.model, body.messages, read)
     asked = context.wanted(body, model, max_tokens=None)
-    asks = await prompts.of_turns(model, body.messages, lambda: conversation_of(body))
+    asks = await prompts.of_turns(model, body.messages, read)
     chat = await open_chat(context, model, asks, asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     if body.stream:
@@ -97,6 +110,8 @@ def _check_limit(body: ChatRequest) -> None:
 
 
 def _n_logprobs(body: ChatRequest) -> int | None:
+    if body.prompt_logprobs:
+        raise InvalidRequest("prompt_logprobs: /v1/completions has them", param="prompt_logprobs")
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
@@ -107,8 +122,13 @@ def _n_logprobs(body: ChatRequest) -> int | None:
 # --- messages ----------------------------------------------------------------------------------------------------------
 
 
-def conversation_of(body: Conversation | ChatRequest) -> conversation.Conversation:
+def conversation_of(body: TemplateFields | ChatRequest) -> conversation.Conversation:
     """What is to be answered. Raises: InvalidRequest."""
+    if not is_nothing(body.chat_template):
+        said = "templates come from the model alone; chat_template_kwargs has variables for it"
+        raise InvalidRequest(f"chat_template: {said}", param="chat_template")
+    documents = body.documents or []
+    prompts.check_variables({"documents": documents}, "documents")
     return conversation.Conversation(
         messages=template_messages(body.messages),
         toolbox=toolbox_of(body) if isinstance(body, ChatRequest) else Toolbox(tools=tools_of(body.tools)),
@@ -116,12 +136,13 @@ def conversation_of(body: Conversation | ChatRequest) -> conversation.Conversati
         thinking=thinking_of(body, body.chat_template_kwargs or {}) if isinstance(body, ChatRequest) else Thinking(),
         form=form_of(body) if isinstance(body, ChatRequest) else None,
         variables=body.chat_template_kwargs or {},
+        documents=documents,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
     )
 
 
-async def render(model: ServedModel, body: Conversation) -> str:
+async def render(model: ServedModel, body: TemplateFields) -> str:
     """The conversation as the model's own template writes it. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
     return await conversation.render(model, await prompts.of_turns(model, body.messages, lambda: conversation_of(body)))
 

@@ -90,15 +90,17 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: CompletionRequest) -> Response:
     """Complete one or several prompts. Raises: RequestError."""
+    _check(body)
+    form = form_of(body)
     model = await context.served(body.model)
-    _check(body, model)
+    if body.suffix:
+        prompts.check_infills(model, "suffix")
     asked = context.wanted(body, model, max_tokens=N_TOKENS_DEFAULT)
     texts = await prompts.by_length(1 if isinstance(body.prompt, str) else len(body.prompt), lambda: _prompts(body.prompt, model))
     param = "prompt" if len(texts) > 1 else "n" if body.best_of is None else "best_of"
     check_room(context, asked, param, body.n_each * len(texts))
     for text in texts:
         prompts.check_fits(model, text)
-    form = form_of(body)
     grammar = await compiled(context, model, form)
     given = await _given(context, model, body, texts)
     _check_size(body, given)
@@ -144,8 +146,8 @@ async def _opened(context: Context, specs: list[SequenceSpec], body: CompletionR
         raise
 
 
-def _check(body: CompletionRequest, model: ServedModel) -> None:
-    """Refuse what goes together with nothing. Raises: RequestError."""
+def _check(body: CompletionRequest) -> None:
+    """Refuse what goes together with nothing. Raises: InvalidRequest."""
     n = body.n or 1
     if body.best_of is not None and body.best_of < n:
         raise InvalidRequest(f"best_of: {body.best_of} is less than n, which is {n}", param="best_of")
@@ -153,10 +155,8 @@ def _check(body: CompletionRequest, model: ServedModel) -> None:
         raise InvalidRequest("best_of: a stream cannot show the best of several", param="best_of")
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs: a stream has them with echo and logprobs only", param="prompt_logprobs")
-    if body.suffix:
-        prompts.check_infills(model, "suffix")
-        if body.n_prompt_logprobs is not None:
-            raise InvalidRequest("suffix: a prompt with a suffix has no logprobs of its own", param="suffix")
+    if body.suffix and body.n_prompt_logprobs is not None:
+        raise InvalidRequest("suffix: a prompt with a suffix has no logprobs of its own", param="suffix")
 
 
 def _check_size(body: CompletionRequest, given: Sequence[Prompt]) -> None:

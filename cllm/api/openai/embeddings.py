@@ -51,10 +51,11 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: EmbeddingRequest) -> Response:
     """The vectors of one or several inputs, at length 1. Raises: RequestError."""
+    inputs = await by_length(1 if isinstance(body.input, str) else len(body.input), lambda: _inputs(body.input))
+    vectors.check_number(len(inputs), "input")
     n_embd = (await vectors.embedder(context, body.model)).model.n_embd
     if body.dimensions is not None and body.dimensions > n_embd:
         raise InvalidRequest(f"dimensions: {body.dimensions} asked for, and the model has {n_embd}", param="dimensions")
-    inputs = await by_length(1 if isinstance(body.input, str) else len(body.input), lambda: _inputs(body.input))
     embedded = await vectors.embed(context, body.model, inputs)
     in_bytes = body.encoding_format == "base64"
     return await by_length(embedded.vectors.size, functools.partial(_response, embedded, body.dimensions, in_bytes))

@@ -145,11 +145,11 @@ def _is_cut(text: str, complaint: str) -> bool:
 def _content(message: Message, place: str) -> str | None:
     if isinstance(message.content, str):
         return message.content
+    of_tool = ROLES.get(message.role) == "tool"
     if message.content is None:
-        if message.role == "assistant":  # one that only called tools
+        if of_tool or message.role == "assistant":  # a tool that gave nothing; one that only called tools
             return message.refusal or ""
         raise InvalidRequest(f"{place}.content: it is missing", param=f"{place}.content")
-    of_tool = ROLES.get(message.role) == "tool"
     # as llama.cpp joins them
     return "\n".join([_part(part, f"{place}.content[{i}]", given_by_tool=of_tool) for i, part in enumerate(message.content)])
 

@@ -96,6 +96,8 @@ class CreateRequest(SamplingFields, kw_only=True):
     background: bool | None = None
     conversation: msgspec.Raw = NULL
     prompt: msgspec.Raw = NULL
+    response_format: msgspec.Raw = NULL  # this and the next are chat's names
+    reasoning_effort: msgspec.Raw = NULL
     user: Annotated[str, Meta(max_length=512)] | None = None
 
 
@@ -111,10 +113,13 @@ def refuse_unserved(body: CreateRequest) -> None:
         ("background", "a response is given to whoever waits for it"),
         ("conversation", "conversations are not kept here; previous_response_id goes on from a response"),
         ("prompt", "prompts are not kept here"),
+        ("reasoning_effort", "here it is reasoning.effort"),
     ):
         value = getattr(body, name)
         if not is_nothing(value) if isinstance(value, msgspec.Raw) else value:
             raise InvalidRequest(f"{name}: {why}", param=name)
+    if not is_nothing(body.response_format) and json.loads(bytes(body.response_format)) != {"type": "text"}:  # which asks for nothing
+        raise InvalidRequest("response_format: here it is text.format", param="response_format")
     if body.truncation == "auto":
         raise InvalidRequest("truncation: nothing is left out of a conversation here; expected disabled", param="truncation")
     if body.n not in (None, 1):
@@ -159,21 +164,24 @@ def _meant(item: Item, place: str, item_of: Callable[[str], Item | None], referr
 
 
 def _as_function(item: Item) -> Item:
-    """A custom tool's call as a function's, of whose arguments the text is one; its output likewise."""
+    """A custom tool's call as a function's, of whose arguments the text is one; its output likewise. No output is an empty one."""
     if item.type == "custom_tool_call":
         arguments = json.dumps({"input": item.input}, ensure_ascii=False)
         return msgspec.structs.replace(item, type="function_call", arguments=arguments, input=None)
-    return msgspec.structs.replace(item, type="function_call_output") if item.type == "custom_tool_call_output" else item
+    if item.type in ("function_call_output", "custom_tool_call_output"):
+        return msgspec.structs.replace(item, type="function_call_output", output="" if item.output is None else item.output)
+    return item
 
 
 _NEEDED = {
     "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
+    "function_call_output": ("call_id",),
     "custom_tool_call": ("call_id", "name", "input"),
-    "custom_tool_call_output": ("call_id", "output"),
+    "custom_tool_call_output": ("call_id",),
     "reasoning": (),
     "agent_message": ("content",),
 }
+_TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")  # types of parts
 # What was done with OpenAI's own tools, which a conversation that began there brings along: no turn, as the tools are not offered.
 _OTHERS_DOINGS = frozenset({
     "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call",
@@ -209,6 +217,8 @@ def _check(item: Item, place: str) -> None:
             is_text = any(text is not None for text in (part.text, part.refusal, part.encrypted_content))
             if not is_text and not (name == "output" and part.type in NOT_SEEN):
                 where = f"{place}.{name}[{i}]"
+                if part.type in _TEXTS:
+                    raise InvalidRequest(f"{where}.text: it is missing", param=f"{where}.text")
                 raise InvalidRequest(f"{where}: this model takes text, not {part.type[:40]!r}", param=where)
 
 

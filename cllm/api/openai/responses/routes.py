@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -75,12 +76,12 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, store: ResponseStore, body: CreateRequest, sent: SentTools | None) -> Response:
     """Answer a conversation; `sent` has of the tools what is not known here. Raises: RequestError."""
-    model = await context.served(body.model)
     requests.refuse_unserved(body)
+    given = body.input if isinstance(body.input, list) else []
+    model = await prompts.model_for(context, body.model, given, lambda: _check(store, body))
     body.max_tokens = body.max_output_tokens or body.max_tokens
     asked = context.wanted(body, model, max_tokens=None)
     key, now = g.key, time.monotonic()
-    given = body.input if isinstance(body.input, list) else []
     references = [item.id for item in given if requests.is_reference(item) and item.id is not None] if len(given) <= model.n_ctx else []
     kept = {item_id: store.item(item_id, key=key, now=now) for item_id in references}
     inputs = await prompts.of_turns(model, given, lambda: _with_ids(requests.input_items(body, kept.get)))
@@ -105,6 +106,12 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest, se
     response = head.ended(items_of(whole, head), whole.finished)
     keep(response)
     return json_response(response, Account([whole.finished]).headers())
+
+
+def _check(store: ResponseStore, body: CreateRequest) -> None:
+    """Read a request as `answer` does, without what was said before. Raises: InvalidRequest."""
+    _said_before(store, body)
+    requests.conversation_of(body, requests.input_items(body, functools.partial(store.item, key=g.key, now=time.monotonic())))
 
 
 def _said_before(store: ResponseStore, body: CreateRequest) -> tuple[Item, ...]:
