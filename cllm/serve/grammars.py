@@ -21,6 +21,14 @@ T = TypeVar("T")
 N_COMPILING_MAX = 2  # each has a core; what takes too long goes on until its fuel is used up, and takes one of these places meanwhile
 
 
+def on_stack(make: Callable[[], T]) -> T | None:
+    """What `make` gives on a thread with `N_BYTES_STACK`, of what compiled before; None where there is no memory for it any more."""
+    try:
+        return call_with_stack(make, N_BYTES_STACK)
+    except (NoStack, GrammarInvalid):
+        return None
+
+
 class GrammarDesk:
     """Where the API gets its grammars. All methods belong to the Trio thread."""
 
@@ -57,7 +65,7 @@ class GrammarDesk:
         def work() -> Grammar:
             nonlocal started_at
             started_at = time.perf_counter()
-            return call_with_stack(partial(grammars.compile, source), N_BYTES_STACK)
+            return call_with_stack(partial(grammars.compile, source, on_stack), N_BYTES_STACK)
 
         try:
             return await self._apart(work, self._compiling, key, ends_at, timeout_s)

@@ -18,6 +18,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Final, TypeAlias
 
 import attrs
@@ -44,18 +45,24 @@ PLACES_S: Final = 0.5  # of the thread's own time for that: a part may take as l
 _JSON_RULE: Final = re.compile(r'(?:#|//)[^\n]*|<[^<>\s]+>|"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\])+/?|(?P<json>%json\s*)')
 
 # Bounds of what a request may take of everybody's step: 100,000 units of the lexer's fuel are some 7 ms, 300,000 items 30 ms, which is what
-# the mask of a grammar that is read by characters takes of 152,000 tokens. A state of the lexer takes 1 to 2 kB, for as long as the grammar
-# is kept.
+# the mask of a grammar that is read by characters takes of 152,000 tokens.
+#
+# The lexer keeps each state that it comes across: where characters are counted one for each byte of a text, and three to sixteen with the
+# masks on the way, which for most grammars are a few thousand in all. A state takes 0.4 to 0.6 kB: a lexer that is full has some 35 MB, as
+# long as its grammar is kept, and if every one that is kept had held long texts that are counted, they would have 2 GB.
 _LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
     step_max_items=300_000,
-    max_lexer_states=20_000,
+    max_lexer_states=60_000,
     max_grammar_size=100_000,
     verbose_errors=False,
 )
 # Otherwise only the tokens that the tokeniser itself would choose could spell what is certain; a model may spell it its own way.
 _OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'
+REMADE_S: Final = 0.1  # of a thread's time: what takes longer to compile is not made anew within a step
+N_TOKENS_BETWEEN: Final = 64  # that a text goes on by before its grammar is made anew for it again
+N_TOKENS_FED: Final = 64  # at a time: the lexer has new fuel with each mask, and takes some 30 units for a token
 
 
 class Kind(Enum):
@@ -88,10 +95,14 @@ def json_rule(schema_text: str) -> str:
 class GrammarState:
     """Where one sequence stands in its grammar. One caller at a time, from any thread."""
 
-    __slots__ = ("_address", "_mask", "_matcher", "failure", "is_done")
+    __slots__ = ("_address", "_grammar", "_mask", "_matcher", "_n_tokens_remade", "_origin", "_tokens", "failure", "is_done")
 
-    def __init__(self, matcher: LLMatcher, n_words: int) -> None:
-        self._matcher = matcher
+    def __init__(self, grammar: Grammar, n_words: int) -> None:
+        self._grammar = grammar
+        self._origin = grammar.origin
+        self._matcher = self._origin.deep_copy()
+        self._tokens: list[int] = []
+        self._n_tokens_remade = -N_TOKENS_BETWEEN  # how many they were when the grammar was last made anew for this one
         self._mask = np.zeros(n_words, np.uint32)
         self._address = self._mask.ctypes.data
         self.is_done = False  # nothing may follow but the end
@@ -99,7 +110,9 @@ class GrammarState:
 
     def mask(self) -> Words:
         """Which tokens may come next: bit i % 32 of word i // 32 is token i's. Valid until the next call; all 0 after a failure."""
-        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask.nbytes)
+        self._compute()
+        while self._matcher.is_error() and self._moves():
+            self._compute()
         if self._matcher.is_error():
             self._fail()
         elif not self._mask.any():
@@ -110,28 +123,77 @@ class GrammarState:
         """Take note of a token that was drawn."""
         if self.is_done:
             return
-        if not self._matcher.consume_token(token):
+        self._tokens.append(token)
+        self._matcher.consume_token(token)
+        while self._matcher.is_error() and self._moves():
+            pass
+        if self._matcher.is_error():
             self._fail()
         self.is_done = self._matcher.is_stopped()
 
+    def _compute(self) -> None:
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask.nbytes)
+
+    def _moves(self) -> bool:
+        """Go on with another lexer where that of all has failed, be it for what others wrote. Returns whether there is one to try."""
+        if self.failure is not None or not self._is_lexers_failure():
+            return False
+        if self._origin is self._grammar.origin:  # nobody else had it made anew
+            if len(self._tokens) - self._n_tokens_remade < N_TOKENS_BETWEEN or not self._grammar.remake(self._origin):
+                return False
+            self._n_tokens_remade = len(self._tokens)
+        self._origin = self._grammar.origin
+        self._matcher = self._origin.deep_copy()
+        for i in range(0, len(self._tokens), N_TOKENS_FED):
+            self._compute()
+            self._matcher.consume_tokens(self._tokens[i : i + N_TOKENS_FED])
+        return True
+
     def _fail(self) -> None:
         self._mask[:] = 0
+        self._grammar.is_spent |= self._origin is self._grammar.origin and self._is_lexers_failure()
         self.failure = _why_stopped(self._matcher.get_error()) or "the grammar does not allow this token"
+
+    def _is_lexers_failure(self) -> bool:
+        return self._matcher.get_error().startswith("lexer error")
+
+
+OnStack: TypeAlias = Callable[[Callable[[], LLMatcher]], LLMatcher | None]
+"""Calls what it is given on a thread with `N_BYTES_STACK`; None where there is no room for one."""
 
 
 class Grammar:
-    """A compiled grammar. Immutable, and of one vocabulary."""
+    """A compiled grammar, of one vocabulary. Thread-safe.
 
-    def __init__(self, matcher: LLMatcher, n_words: int) -> None:
-        self._matcher = matcher
+    All its sequences share one lexer: their matchers are copies of `origin`, which copies everything else. When the lexer has more states
+    than it may, it fails for good and for all of them. But its states are a cache, and it is done as RE2 does with its own: they are thrown
+    away by making the grammar anew, and each sequence goes on from its tokens with what it needs of them. Only a text that alone needs too
+    many fails.
+    """
+
+    def __init__(self, make: Callable[[], LLMatcher], n_words: int, clock: Callable[[], float], on_stack: OnStack | None) -> None:
+        self._make = make
         self._n_words = n_words
+        began_s = clock()
+        self.origin = make()
+        self._on_stack = on_stack if clock() - began_s < REMADE_S else None
+        self._lock = threading.Lock()
+        self.is_spent = False  # the lexer has failed, and was not made anew
 
     def start(self, tokens: Sequence[int] = ()) -> GrammarState:
         """Return the state after `tokens`, which is how one is rebuilt. Costs microseconds."""
-        state = GrammarState(self._matcher.deep_copy(), self._n_words)
+        state = GrammarState(self, self._n_words)
         for token in tokens:
             state.accept(token)
         return state
+
+    def remake(self, spent: LLMatcher) -> bool:
+        """Have another origin than `spent`, with an empty lexer. Returns whether there is one; takes as long as compiling did."""
+        with self._lock:
+            made = self._on_stack(self._make) if self.origin is spent and self._on_stack is not None else None
+            if made is not None:
+                self.origin, self.is_spent = made, False
+            return self.origin is not spent
 
 
 class Grammars:
@@ -151,43 +213,52 @@ class Grammars:
         self._lock = threading.Lock()
 
     def known(self, source: GrammarSource) -> Grammar | None:
-        """The grammar, if it was compiled not long ago."""
+        """The grammar, if it was compiled not long ago and is of use."""
         with self._lock:
-            grammar = self._kept.get(source)
-            if grammar is not None:
-                self._kept.move_to_end(source)
+            grammar = self._kept.pop(source, None)
+            if grammar is None or grammar.is_spent:
+                return None
+            self._kept[source] = grammar
             return grammar
 
-    def compile(self, source: GrammarSource) -> Grammar:
-        """Compile; blocks, mostly without the GIL, and needs `N_BYTES_STACK` of stack. Raises: GrammarInvalid."""
-        grammar = self._compiled(source)
+    def compile(self, source: GrammarSource, on_stack: OnStack | None = None) -> Grammar:
+        """Compile; blocks, mostly without the GIL, and needs `N_BYTES_STACK` of stack. Raises: GrammarInvalid.
+
+        With `on_stack` the grammar can be made anew while sequences are held to it.
+        """
+        grammar = self._compiled(source, on_stack)
         with self._lock:
             self._kept[source] = grammar
             while len(self._kept) > N_GRAMMARS_KEPT:
                 self._kept.popitem(last=False)
         return grammar
 
-    def _compiled(self, source: GrammarSource) -> Grammar:
+    def _compiled(self, source: GrammarSource, on_stack: OnStack | None) -> Grammar:
         if source.kind is not Kind.JSON_SCHEMA:
-            return self._compiled_lark(_lark(source))
+            return self._compiled_lark(_lark(source), on_stack)
         _check_size(source)
         prepared = schema.prepared(source.text)
         try:
-            return self._compiled_lark(_start(prepared))
+            return self._compiled_lark(_start(prepared), on_stack)
         except GrammarInvalid as error:
             is_too_much = _TOO_MUCH.search(error.complaint) is not None  # that is the fault of no part, and trying them would take long
             raise GrammarInvalid(error.complaint, "#" if is_too_much else _place_at_fault(prepared, self._clock)) from None
 
-    def _compiled_lark(self, lark: str) -> Grammar:
+    def _compiled_lark(self, lark: str, on_stack: OnStack | None) -> Grammar:
+        return Grammar(partial(self._origin, lark), self._n_words, self._clock, on_stack)
+
+    def _origin(self, lark: str) -> LLMatcher:
+        """The matcher of which sequences have copies. Raises: GrammarInvalid."""
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark + _OPTIONS), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise GrammarInvalid(_complaint(matcher.get_error()))
-        grammar = Grammar(matcher, self._n_words)
-        first = GrammarState(matcher, self._n_words)  # of the grammar itself: what the first mask costs is paid once, here
-        first.mask()
-        if first.failure is not None:
-            raise GrammarInvalid(f"no answer could fit: {first.failure}")
-        return grammar
+        first = np.zeros(self._n_words, np.uint32)
+        matcher.unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)  # which the copies have, too: what it costs is paid once
+        if matcher.is_error():
+            raise GrammarInvalid(f"no answer could fit: {_why_stopped(matcher.get_error())}")
+        if not first.any():
+            raise GrammarInvalid("no answer could fit: no token of the vocabulary fits what must come first")
+        return matcher
 
 
 class _Tokens:

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from cllm.errors import GrammarInvalid
 from cllm.text.char_classes import plain_classes
-from cllm.text.schema_bounds import N_EXACT, prepare_bounds
+from cllm.text.schema_bounds import N_EXACT, is_number, prepare_bounds
 from cllm.text.schema_meeting import all_exclude, check_meeting
 from cllm.text.schema_parts import LISTS, MAPS, Schema, reachable, shown, target
 
@@ -24,6 +24,8 @@ N_PROPERTIES_MAX: Final = 1024  # of one object; compiling takes the square of t
 N_PATTERN_PROPERTIES_MAX: Final = 50  # of one object; each pair is looked at
 N_SOME_PROPERTIES_MAX: Final = 32  # of an object of which it takes any one; each is written out before each other
 N_ITEMS_MAX: Final = 16_384  # that `minItems` and `maxItems` name, in all parts: the compiler writes each out, however many there are
+# Of a string's counted length: each byte takes a state of the lexer, and characters may have three, or four.
+N_CHARS_COUNTED_MAX: Final = 16_000
 # One blank, or a line break with its indentation: whatever a model may do between two values, it is never long.
 WHITESPACE: Final = r" |\r?\n[ \t]{0,32}"
 # Without \u: with it a name can be written in several ways, and a further member could pass for one that the schema constrains.
@@ -196,6 +198,7 @@ def _prepare(node: Schema, pointer: str) -> None:
         if name in node and not all(map(_is_exact, _numbers(node[name]))):
             raise GrammarInvalid(f"{name}: a whole number beyond 2^53 is not supported", pointer, name)
     prepare_bounds(node, pointer)
+    _prepare_lengths(node, pointer)
     _prepare_n_properties(node, pointer)
 
 
@@ -214,6 +217,15 @@ def _numbers(value: Any) -> Iterator[int]:
 
 def _is_exact(number: int) -> bool:
     return abs(number) <= N_EXACT
+
+
+def _prepare_lengths(node: Schema, pointer: str) -> None:
+    """Count no further than the compiler can: whoever allows more is content with a shorter string."""
+    n_min, n_max = node.get("minLength"), node.get("maxLength")
+    if is_number(n_min) and n_min > N_CHARS_COUNTED_MAX:
+        raise GrammarInvalid(f"minLength: {N_CHARS_COUNTED_MAX} is the most that is counted to", pointer, "minLength")
+    if is_number(n_max) and n_max > N_CHARS_COUNTED_MAX:
+        node["maxLength"] = N_CHARS_COUNTED_MAX
 
 
 def _prepare_n_properties(node: Schema, pointer: str) -> None:

@@ -1,7 +1,7 @@
 """Bounds of numbers that the compiler of grammars reads otherwise than they are written.
 
 It takes a whole number that is excluded where the other bound begins with the same digits, as 0 between 0 and 0.5, in whatever parts of a
-schema the two stand; and it reads bounds as floats.
+schema the two stand; it reads bounds as floats; and it takes none that is beyond whole numbers of 64 bits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cllm.text.schema_parts import Schema, reachable, target
 N_EXACT: Final = 1 << 53  # beyond which the compiler writes another whole number
 N_INT64: Final = (1 << 63) - 1  # from which on it knows no other: what people write there is the end of their type
 N_MINIMUM_LEAST: Final = (1 << 10) - (1 << 63)  # the next float above the least of 64 bits, which the compiler cannot negate
+N_FRACTION_MOST: Final = 92 * 10**17  # of a bound of what may have a fraction, whose whole part is written with 63 bits
 N_KEPT_MAX: Final = 100_000  # numbers, of all parts: each has those of all that it holds at once, and of all that it may be
 LOWER: Final = ("minimum", "exclusiveMinimum")
 UPPER: Final = ("maximum", "exclusiveMaximum")
@@ -28,12 +29,30 @@ def prepare_bounds(node: Schema, pointer: str) -> None:
     for name in (*LOWER, *UPPER):
         if not _is_float(node.get(name)):
             raise GrammarInvalid(f"{name}: a whole number beyond 2^53 is not supported", pointer, name)
+    if _may_have_fraction(node):
+        _narrow(node, pointer)
     if node.get("type") != "number" and any(is_number(node.get(name)) and node[name] < N_MINIMUM_LEAST for name in LOWER):
         node["minimum"] = N_MINIMUM_LEAST
         node.pop("exclusiveMinimum", None)
     own = _own(node)
     if meeting := own.meets(own):
         raise GrammarInvalid(f"{meeting}: not beside a bound with the same whole part", pointer, meeting)
+
+
+def _may_have_fraction(node: Schema) -> bool:
+    named = node.get("type", "number")
+    return "number" in named if isinstance(named, list) else named == "number"
+
+
+def _narrow(node: Schema, pointer: str) -> None:
+    """Bring in what is beyond the compiler's floats, as people write it for the end of theirs: what is taken then fits as well."""
+    for name in (*LOWER, *UPPER):
+        bound = node.get(name)
+        if not is_number(bound) or abs(bound) <= N_FRACTION_MOST:
+            continue
+        if (bound > 0) is (name in LOWER):
+            raise GrammarInvalid(f"{name}: beyond {N_FRACTION_MOST:.1e} none is supported, but for whole numbers", pointer, name)
+        node[name] = N_FRACTION_MOST if bound > 0 else -N_FRACTION_MOST
 
 
 def check_bounds_meeting(schema: Schema) -> None:

@@ -9,11 +9,12 @@ import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
 
+from cllm.bigstack import NoStack
 from cllm.errors import GrammarInvalid, Unavailable
-from cllm.serve.grammars import N_COMPILING_MAX, GrammarDesk
+from cllm.serve.grammars import N_COMPILING_MAX, GrammarDesk, on_stack
 from cllm.serve.metrics import Metrics
 from cllm.testing.fake import FakeVocabulary
-from cllm.text.grammar import ANY_OBJECT, Grammar, Grammars, GrammarSource, Kind
+from cllm.text.grammar import ANY_OBJECT, Grammar, Grammars, GrammarSource, Kind, OnStack
 
 BAD = GrammarSource(Kind.REGEX, "(")
 MORE_THAN_ENOUGH_S = 60.0
@@ -30,7 +31,7 @@ class Slow:
     def known(self, source: GrammarSource) -> Grammar | None:
         return None
 
-    def compile(self, source: GrammarSource) -> Grammar:
+    def compile(self, source: GrammarSource, on_stack: OnStack) -> Grammar:
         self.began.release()
         self.may_go.wait(MORE_THAN_ENOUGH_S)
         self.n_ended += 1
@@ -91,6 +92,19 @@ async def test_a_source_that_takes_too_long_to_write_is_refused_at_the_deadline(
         may_go.set()
 
 
+async def test_what_was_compiled_can_be_made_anew_later(metrics: Metrics) -> None:
+    grammar = await GrammarDesk(metrics).compiled(Grammars(FakeVocabulary()), ANY_OBJECT, timeout_s=MORE_THAN_ENOUGH_S)
+    assert grammar.remake(grammar.origin)
+
+
+@pytest.mark.parametrize("error", [NoStack(), GrammarInvalid("it is more than the compiler can take")])
+def test_where_there_is_no_memory_nothing_is_made_anew(error: Exception) -> None:
+    def make() -> None:
+        raise error
+
+    assert on_stack(make) is None
+
+
 async def test_what_does_not_compile_is_refused_and_counted(metrics: Metrics) -> None:
     with pytest.raises(GrammarInvalid):
         await GrammarDesk(metrics).compiled(Grammars(FakeVocabulary()), BAD, timeout_s=MORE_THAN_ENOUGH_S)
@@ -101,9 +115,9 @@ async def test_what_was_compiled_in_time_is_given_though_trio_looks_too_late(met
     desk, grammars, begun = GrammarDesk(metrics), Grammars(FakeVocabulary()), threading.Event()
     compile_ = grammars.compile
 
-    def compile_and_tell(source: GrammarSource) -> Grammar:
+    def compile_and_tell(source: GrammarSource, on_stack: OnStack) -> Grammar:
         begun.set()
-        return compile_(source)
+        return compile_(source, on_stack)
 
     grammars.compile = compile_and_tell  # type: ignore[method-assign]
 

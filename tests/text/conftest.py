@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cllm.bigstack import call_with_stack
+from cllm.serve.grammars import on_stack
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 from cllm.text.grammar import N_BYTES_STACK, Grammar, Grammars, GrammarSource
 
@@ -16,7 +17,7 @@ GRAMMARS = Grammars(FakeVocabulary())
 
 def compiled(source: GrammarSource) -> Grammar:
     """Compile it as the server does."""
-    return call_with_stack(partial(GRAMMARS.compile, source), N_BYTES_STACK)
+    return call_with_stack(partial(GRAMMARS.compile, source, on_stack), N_BYTES_STACK)
 
 
 def allowed(words: Any) -> set[int]:

@@ -3,19 +3,34 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLParserLimits
 
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 from cllm.text import grammar as grammar_module
-from cllm.text.grammar import ANY_OBJECT, N_CHARS_MAX, N_GRAMMARS_KEPT, Grammar, Grammars, GrammarSource, Kind, json_rule
+from cllm.text.grammar import (
+    ANY_OBJECT,
+    N_CHARS_MAX,
+    N_GRAMMARS_KEPT,
+    Grammar,
+    Grammars,
+    GrammarSource,
+    GrammarState,
+    Kind,
+    OnStack,
+    json_rule,
+)
+from cllm.text.schema import N_CHARS_COUNTED_MAX
 from tests.schemas import cases
 from tests.text.conftest import allowed, compiled, takes
 
@@ -268,6 +283,9 @@ def test_a_schema_can_stand_in_a_source_of_our_own() -> None:
         ({"properties": {"p": {"allOf": [{"exclusiveMaximum": -1}, {"minimum": -1.5}]}}}, "#/properties/p", "exclusiveMaximum"),
         ({"allOf": [{"exclusiveMinimum": 2}, {"anyOf": [{}, {"oneOf": [{"maximum": 2.5}]}]}]}, "#", "exclusiveMinimum"),
         ({"minimum": 9007199254740993}, "#", "minimum: a whole number beyond 2^53"),
+        ({"items": {"type": "number", "minimum": 1e20, "maximum": 1e300}}, "#/items", "minimum: beyond 9.2e+18"),
+        ({"type": "number", "exclusiveMaximum": -1e19}, "#", "exclusiveMaximum: beyond 9.2e+18"),
+        ({"items": {"type": "string", "minLength": 16_001}}, "#/items", "minLength: 16000 is the most"),
         ({"$ref": "#"}, "#", "no finite answer"),
         ({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "#", "no finite answer"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#", "no finite answer"),
@@ -406,6 +424,12 @@ def test_hostile_sources_are_refused(name: str) -> None:
         {"type": "array", "items": {"type": "array", "maxItems": 1000}, "maxItems": 1000},
         {"enum": [1 << 53, -(1 << 53), 0.1]},
         {"type": "integer", "maximum": 1 << 60},
+        {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1},
+        {"type": "number", "minimum": 0, "maximum": sys.float_info.max},
+        {"type": "number", "exclusiveMinimum": -sys.float_info.max, "exclusiveMaximum": sys.float_info.max},
+        {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 3.4028235e38},
+        {"type": ["number", "null"], "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
+        {"minimum": 1 - (1 << 96), "maximum": (1 << 96) - 1},
         {"type": "number", "anyOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]},
         {"type": "number", "anyOf": [{"exclusiveMinimum": 0, "maximum": 7}, {"exclusiveMaximum": 0, "minimum": -7}]},
         {"type": "integer", "exclusiveMinimum": 0, "allOf": [{"maximum": 9}, {"minimum": 0}]},
@@ -413,6 +437,13 @@ def test_hostile_sources_are_refused(name: str) -> None:
 )
 def test_bounds_that_people_write_are_taken(schema: Any) -> None:
     assert of_schema(schema)
+
+
+def test_a_bound_beyond_what_floats_are_compiled_with_takes_what_is_within() -> None:
+    grammar = of_schema({"type": "number", "exclusiveMinimum": 0, "maximum": sys.float_info.max})
+    assert [takes(grammar, text) for text in ("0", "-1", "0.5", "1000000000000", "1" + 20 * "0")] == [False, False, True, True, False]
+    nullable = of_schema({"type": ["integer", "null"], "maximum": (1 << 63) - 1})
+    assert takes(nullable, "9223372036854775000"), "whole numbers have all their bits"
 
 
 def test_a_schema_within_a_grammar_is_no_longer_than_one_that_comes_alone() -> None:
@@ -485,6 +516,89 @@ def test_a_token_that_is_not_allowed_fails_the_state_for_good() -> None:
     state.accept(ord("x"))
     assert state.failure is not None
     assert allowed(state.mask()) == set()
+
+
+def test_a_string_may_be_long_where_its_length_is_bounded() -> None:
+    state = of_schema({"type": "string", "maxLength": 100_000, "minLength": 5}).start()
+    for token in b'"' + b"a" * N_CHARS_COUNTED_MAX:
+        state.mask()
+        state.accept(token)
+        assert state.failure is None, "of the lexer's states there are nine for each character, and no more than are kept"
+    assert allowed(state.mask()) == {ord('"')}, "who allows more is content with so many"
+
+
+@pytest.fixture
+def few_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lexer that soon has too many."""
+    limits = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=1000)
+    monkeypatch.setattr(grammar_module, "_LIMITS", limits)
+
+
+BOUNDED = GrammarSource(Kind.JSON_SCHEMA, '{"type": "string", "maxLength": 4000}')
+
+
+def _make(make: Callable[[], LLMatcher]) -> LLMatcher:
+    return make()
+
+
+def _n_accepted(state: GrammarState, text: bytes) -> int:
+    """How far a text goes on."""
+    for n, token in enumerate(text):
+        state.mask()
+        state.accept(token)
+        if state.failure is not None:
+            return n
+    return len(text)
+
+
+@pytest.mark.usefixtures("few_states")
+def test_a_text_goes_on_though_the_lexer_has_had_too_many_states() -> None:
+    grammar = Grammars(FakeVocabulary()).compile(BOUNDED, _make)
+    origin, state = grammar.origin, grammar.start()
+    text = b'"' + b"abcdefgh" * 60
+    assert _n_accepted(state, text) == len(text)
+    assert grammar.origin is not origin, "the grammar was made anew"
+    assert allowed(state.mask()) == allowed(compiled(BOUNDED).start(text).mask())
+    state.accept(ord('"'))
+    assert state.is_done
+
+
+@pytest.mark.usefixtures("few_states")
+def test_a_text_that_needs_too_many_states_by_itself_fails_alone() -> None:
+    grammars = Grammars(FakeVocabulary())
+    grammar = grammars.compile(BOUNDED, _make)
+    others = [grammar.start(b'"' + b"b" * n) for n in range(0, 30, 10)]
+    long = grammar.start()
+    assert 300 < _n_accepted(long, b'"' + b"a" * 2000) < 1000, "it has a state for each byte, and nine with their masks"
+    assert long.failure is not None
+    assert "too many states" in long.failure
+    for other in (*others, grammar.start(b'"')):
+        assert _n_accepted(other, b'bc"') == 3
+        assert other.is_done
+    assert allowed(long.mask()) == set(), "a failure is for good"
+    assert grammars.known(BOUNDED) is grammar
+
+
+@pytest.mark.usefixtures("few_states")
+@pytest.mark.parametrize(("on_stack", "is_slow"), [(None, False), (lambda make: None, False), (_make, True)])
+def test_a_grammar_that_cannot_be_made_anew_is_compiled_for_the_next_request(on_stack: OnStack | None, is_slow: bool) -> None:
+    grammars = Grammars(FakeVocabulary(), clock=itertools.count(step=1 if is_slow else 0).__next__)
+    spent = grammars.compile(BOUNDED, on_stack)
+    assert _n_accepted(spent.start(), b'"' + b"a" * 200) < 200
+    assert grammars.known(BOUNDED) is None
+    fresh = grammars.compile(BOUNDED, on_stack)
+    assert grammars.known(BOUNDED) is fresh
+    assert _n_accepted(fresh.start(), b'"b"') == 3
+
+
+def test_a_token_that_takes_too_much_of_everybodys_step_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "_LIMITS", LLParserLimits(step_lexer_fuel=500))
+    grammar = Grammars(FakeVocabulary()).compile(GrammarSource(Kind.REGEX, "x([ab]*a[ab]{40}){1,50}|y[a-z]*"), _make)
+    cheap, costly = grammar.start(), grammar.start()
+    assert _n_accepted(cheap, b"ya") == 2
+    assert 10 < _n_accepted(costly, b"x" + b"aab" * 20) < 60
+    assert _n_accepted(cheap, b"bc") == 2
+    assert _n_accepted(grammar.start(), b"yb") == 2
 
 
 class _WithoutQuotes(FakeVocabulary):
