@@ -9,6 +9,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -262,12 +263,22 @@ _OF_A_SERVER: Final = frozenset(
 )
 
 
+_OF_VECTORS: Final = frozenset(
+    {"--embeddings", "--embedding-model", "--embedding-alias", "--embedding-ctx-size", "--embedding-slice-ms", "--pooling"}
+)
+_OF_WHAT_IS_KEPT: Final = frozenset({"--calibrate", "--calibration-dir", "--cache-dir", "--cache-dir-mb"})
+
+
 class _WithoutServer(DefaultFormatter):
-    """Leaves out of the help page what means nothing without a server; these options are still read."""
+    """Leaves out of the help page what means nothing without a server, and `more`; these options are still read."""
+
+    def __init__(self, more: AbstractSet[str]) -> None:
+        super().__init__()
+        self._left_out = _OF_A_SERVER | _OF_VECTORS | more
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         if panel.title not in _SECTIONS_OF_A_SERVER:
-            entries = [entry for entry in panel.entries if _OF_A_SERVER.isdisjoint(entry.positive_names)]
+            entries = [entry for entry in panel.entries if self._left_out.isdisjoint(entry.positive_names)]
             super().__call__(console, options, panel.copy(entries=entries))
 
 
@@ -310,9 +321,12 @@ def make_app(sources: Sources) -> App:
         result_action="return_value",
     )
     app.command(_serve, name="serve", help_epilogue=EPILOGUE)
-    app.command(_generate, name="generate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
-    app.command(_calibrate, name="calibrate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
-    app.command(_verify, name="verify", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
+    for command, name, ignored in (
+        (_generate, "generate", {"--alias", *_OF_WHAT_IS_KEPT}),
+        (_calibrate, "calibrate", {"--calibrate"}),
+        (_verify, "verify", {"--alias", "--isolate", "--watchdog-s", *_OF_WHAT_IS_KEPT}),
+    ):
+        app.command(command, name=name, help_epilogue=EPILOGUE, help_formatter=_WithoutServer(ignored))
     app.command(_bench, name="bench", help_epilogue="")
     app.command(_backends, name="backends", help_epilogue="")
     app.command(_pull, name="pull", help_epilogue="")

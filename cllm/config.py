@@ -23,6 +23,7 @@ from cllm.checks import (
     at_least,
     at_most,
     between,
+    check_each,
     has_home,
     known_aliases,
     lora_file,
@@ -95,6 +96,13 @@ def _path(default: Any, help: str, *checks: Check, kw_only: bool = True) -> Any:
     return attrs.field(default=default, validator=list(checks), kw_only=kw_only, metadata={"help": help, "is_path": True})
 
 
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)  # which stand for bytes that are none
+
+
+_nameable = check_each(_is_utf8, "is not UTF-8, and no answer could have it: {!r}")
+
+
 def _section(title: str, sort_key: int) -> Parameter:
     return Parameter(group=Group(title, sort_key=sort_key))
 
@@ -160,7 +168,7 @@ class Settings:
         None, "the GGUF file of another model that serves these beside the first", not_empty, model_file
     )
     embedding_alias: Annotated[tuple[str, ...], MODEL] = _setting(
-        (), "what clients call it in place of its file's name; repeatable", not_empty
+        (), "what clients call it in place of its file's name; repeatable", not_empty, _nameable
     )
     pooling: Annotated[Pooling, MODEL] = _setting("auto", "how an embedding is made of its tokens' (auto: as the model says, else mean)")
 
@@ -350,13 +358,17 @@ def name_of_model(model: str | None) -> str:
         return DEMO_NAME
     if reference := reference_of(model):
         return str(reference)
-    return model if "://" in model else name_of_file(model)
+    return _in_utf8(model) if "://" in model else name_of_file(model)
 
 
 def name_of_file(path: str) -> str:
-    """Return what a file's model is called. Bytes that are no UTF-8 are escaped: no answer could have them."""
+    """Return what a file's model is called."""
     name = Path(path).name
-    name = name[: -len(GGUF)] if name.lower().endswith(GGUF) else name  # a dot elsewhere is of a version: Qwen3-0.6B
+    return _in_utf8(name[: -len(GGUF)] if name.lower().endswith(GGUF) else name)  # a dot elsewhere is of a version: Qwen3-0.6B
+
+
+def _in_utf8(name: str) -> str:
+    """Escape bytes that are no UTF-8: no answer could have them."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -383,6 +395,7 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
     """
     if not settings.models:
         alias = tuple(_of_one(settings.model, word) for word in settings.alias)
+        _nameable(settings, attrs.fields(Settings).alias, alias)  # only now: what stands before the name may be a file's
         return (settings if alias == settings.alias else attrs.evolve(settings, alias=alias),)
     shared = attrs.evolve(settings, models=(), **{name: _default_of(name) for name in _OF_ONE_MODEL})
     first = () if settings.model is None else (attrs.evolve(settings, models=(), alias=()),)
@@ -429,7 +442,7 @@ def _read_table(word: str) -> dict[str, Any]:
     known = [f.name for f in attrs.fields(Settings) if f.name not in _OF_THE_PROCESS and _section_of(f.name) in (MODEL, MEMORY, SPEED)]
     try:
         table = msgspec.json.decode(word, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:  # the latter of bytes that are no UTF-8
         raise SettingsError(f"not an object: {error}", "models") from error
     own = {}
     for name, value in table.items():

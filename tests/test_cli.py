@@ -54,6 +54,20 @@ def test_the_help_of_generate_leaves_out_what_only_a_server_has() -> None:
     assert [name for name in ("--port", "--queue-size", "--enable-admin", "--grace-s", "--models") if name in text] == []
 
 
+@pytest.mark.parametrize(
+    ("command", "told", "ignored"),
+    [
+        ("generate", ["--model", "--isolate", "--lora"], ["--embedding", "--pooling", "--alias", "--cache-dir", "--calibrat"]),
+        ("calibrate", ["--model", "--isolate", "--alias", "--calibration-dir"], ["--embedding", "--pooling", "--calibrate "]),
+        ("verify", ["--model", "--lora"], ["--embedding", "--pooling", "--alias", "--cache-dir", "--calibrat", "--isolate", "--watchdog"]),
+    ],
+)
+def test_the_help_of_a_command_leaves_out_what_it_ignores(command: str, told: list[str], ignored: list[str]) -> None:
+    text = cllm_process(command, "--help").stdout
+    assert [name for name in told if name not in text] == []
+    assert [name for name in ignored if f"│ {name}" in text] == []
+
+
 def test_version_is_printed() -> None:
     assert cllm_process("--version").stdout == f"cllm {cllm.__version__}\n"
 

@@ -393,9 +393,37 @@ def test_a_file_whose_name_no_answer_could_have_is_served_under_one_that_can_be_
     assert name_of_model(str(tmp_path / "模型.gguf")) == "模型"
 
 
+NO_UTF8 = "mod\udce8le"  # as it is read of a terminal that is set to Latin-1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--alias", NO_UTF8], "--alias: "),
+        (["--alias", f"a={NO_UTF8}"], "--alias: "),
+        (["b", "--alias", f"b={NO_UTF8}"], "--alias: "),
+        (["--embedding-alias", NO_UTF8], "--embedding-alias: "),
+    ],
+)
+def test_a_name_that_no_answer_could_have_is_a_mistake(arguments: list[str], named: str) -> None:
+    assert complaint("a", *arguments) == rf"{named}is not UTF-8, and no answer could have it: 'mod\udce8le'"
+
+
+def test_a_table_that_is_no_utf8_is_a_mistake() -> None:
+    assert complaint("a", f'{{"model": "{NO_UTF8}"}}').startswith("MODEL: not an object: ")
+
+
+def test_of_a_model_and_its_name_the_name_alone_has_to_be_utf8(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.gguf")
+    Path(path).touch()
+    for others in ([], ["b"]):
+        assert config.names_of(settings_of_models(load(path, *others, "--alias", f"{path}=chat"))[0]) == ("chat",)
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [
+        ("http://m\udcff", r"http://m\udcff"),
         ("./Qwen3-0.6B-int8-ov", "Qwen3-0.6B-int8-ov"),
         ("./Qwen3-0.6B-int8-ov/", "Qwen3-0.6B-int8-ov"),
         ("./folder/Qwen3-0.6B.Q8_0.GGUF", "Qwen3-0.6B.Q8_0"),

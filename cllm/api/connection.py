@@ -19,6 +19,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from cllm.api.context import CLEANUP_KEY, KEY_NAME, Context
 from cllm.api.sse import SseBody
 from cllm.serve.http.http1 import SEND_NOW
+from cllm.serve.http.requests import REQUEST_ID
 
 log = structlog.get_logger("cllm.api")
 
@@ -42,7 +43,9 @@ class Connection(TrioASGIHTTPConnection):
                 await super().__call__(receive, send)
             finally:
                 if not self._is_answered:
-                    log.debug("left", method=self.scope["method"], path=self.scope["path"])
+                    scope = cast(dict[str, Any], self.scope)
+                    request_id, key = scope.get(REQUEST_ID), scope.get(KEY_NAME) or None
+                    log.debug("left", method=scope["method"], path=scope["path"], request_id=request_id, key=key)
 
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
@@ -60,6 +63,7 @@ class Connection(TrioASGIHTTPConnection):
         writer = _Writer(send, send_now, context.settings.sse_ping_s)
         try:
             if isinstance(response.response, SseBody):
+                response.response.request_id = response.headers.get("x-request-id")
                 await writer.stream(response.response)
             elif isinstance(response.response, DataBody):
                 await writer.write(response.response.data, more=False)

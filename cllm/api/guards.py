@@ -18,9 +18,10 @@ from cllm.api.context import KEY_NAME, Context, route_path
 from cllm.config import Settings, api_keys, is_address, is_loopback
 from cllm.errors import NotAuthenticated, NotPermitted
 from cllm.keys import ApiKey
+from cllm.serve.http.requests import REQUEST_ID
 
 OPEN = ApiKey(secret="", priority=None)  # whose requests are nobody's
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_ID_FORM = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")
 _CORS_EXPOSED = "retry-after, x-should-retry, x-request-id, request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
@@ -37,12 +38,13 @@ def install(app: QuartTrio, context: Context) -> None:
     @app.before_request
     async def enter() -> Response | None:
         g.started_at = time.perf_counter()
-        g.request_id = _request_id(request.headers.get("X-Request-Id"))
+        scope = cast(dict[str, Any], request.scope)  # in which it is for the log
+        g.request_id = scope[REQUEST_ID] = _request_id(request.headers.get("X-Request-Id"))
         if _is_preflight():
             return _preflight()
         key = OPEN if route_path() in public else keys.check(_given_keys())
         g.key, g.priority_least = key.name, key.priority
-        cast(dict[str, Any], request.scope)[KEY_NAME] = key.name  # for the log
+        scope[KEY_NAME] = key.name
         if keys.is_open:
             _check_page(context.settings)
         return None
@@ -95,7 +97,7 @@ def _given_keys() -> list[str]:
 
 
 def _request_id(given: str | None) -> str:
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if given is not None and _ID_FORM.fullmatch(given) else uuid.uuid4().hex
 
 
 def _check_page(settings: Settings) -> None:

@@ -88,12 +88,16 @@ class WithAliases:
         return {"model_name": model, **others} if model else others
 
     def _usages(self, cells: Metric | None) -> Iterator[Metric]:
-        """The share of the cells that are in use: what is cached for others may go at any time. Nothing where no cells are known."""
+        """The share of the cells that are in use: what is cached for others may go at any time. Nothing where no cells are known.
+
+        A plugin may tell cells of its own, which are of states of its own, or of none.
+        """
         if cells is None:
             return
         by_model: dict[str, dict[str, float]] = {}
         for sample in cells.samples:
-            by_model.setdefault(sample.labels.get("model", self.model), {})[sample.labels["state"]] = sample.value
+            by_model.setdefault(sample.labels.get("model", self.model), {})[sample.labels.get("state", "")] = sample.value
+        by_model = {model: states for model, states in by_model.items() if "held" in states}
         for name in _USAGES:
             usage = Metric(f"vllm:{name}", "Share of the KV cache that is in use; 1 is all", "gauge")
             for model, states in by_model.items():

@@ -107,6 +107,7 @@ class SseBody(ResponseBody):
         self, generation: Generation, first: Sequence[tuple[int, Event]], shape: Shape, error_shape: ErrorShape, wire: Wire = PLAIN
     ) -> None:
         self.wire = wire
+        self.request_id: str | None = None  # by which it is found in the log, once its headers are sent
         self._generation = generation
         self._first = first
         self._waiting: Sequence[tuple[int, Event]] = ()  # told, and too much to be encoded at once with what came before
@@ -144,7 +145,7 @@ class SseBody(ResponseBody):
             try:
                 chunk = await self._chunk()
             except Exception as error:  # the status has been sent: the stream itself must say it
-                log.error("stream.failed", exc_info=error)
+                log.error("stream.failed", request_id=self.request_id, exc_info=error)
                 chunk = self._error(InternalError("internal error"))
             if chunk:
                 return chunk

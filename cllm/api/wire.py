@@ -35,6 +35,7 @@ _Place: TypeAlias = "tuple[_Place, int | str] | None"  # the holder's, and the s
 _STEP = re.compile(r"\w+|\[\d+\]")
 _COMPRESSED = frozenset({"gzip", "x-gzip", "compress", "x-compress", "deflate", "br", "zstd"})
 N_EXACT_MAX = 1 << 53  # beyond it a float stands for several integers
+N_BEYOND = 10**400  # out of a float's range
 N_OBJECTS_MENDED = 4  # objects of one body whose whole numbers are taken for integers
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
@@ -165,7 +166,7 @@ def _with_whole_numbers(text: str, decoder: msgspec.json.Decoder[T], error: msgs
             break
         if value is None:
             json.loads(text, object_pairs_hook=_unique)  # first: of equal members the complaint may be of another one than is found here
-            value = json.loads(text)
+            value = json.loads(text, parse_float=_writable)
         holder = value
         for step in _STEP.findall(wants[1]):
             holder = holder[int(step[1:-1]) if step.startswith("[") else step]
@@ -180,6 +181,12 @@ def _with_whole_numbers(text: str, decoder: msgspec.json.Decoder[T], error: msgs
         except msgspec.ValidationError as further:
             error = further
     raise error
+
+
+def _writable(number: str) -> float | int:
+    """A number that is as much out of range as `number` where that is: of the infinity that is read of it no JSON can be written."""
+    read = float(number)
+    return read if math.isfinite(read) else N_BEYOND
 
 
 def is_nothing(value: msgspec.Raw) -> bool:

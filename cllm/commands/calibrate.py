@@ -29,7 +29,7 @@ def run(settings: Settings, *, plot_path: str | None) -> int:
         settings = attrs.evolve(settings, log_level="warning")
     configure_logging(settings)
     with shown(settings.model or "the default model") as on_progress:
-        loaded = load(attrs.evolve(settings, calibrate="again"), on_progress)
+        loaded = load(attrs.evolve(settings, calibrate="again", embeddings=False, embedding_model=None), on_progress)
     cost = loaded.cost
     loaded.close()
     if not cost.is_grounded:

@@ -31,7 +31,8 @@ def run(
     """Answer `prompt` on standard output as it is generated; return the process's exit code. Raises: SettingsError."""
     if settings.log_level == "info":  # that is for servers; here the answer is all that was asked for
         settings = attrs.evolve(settings, log_level="warning")
-    settings = attrs.evolve(settings, calibrate="off")  # one answer is there before its steps were measured
+    # One answer is there before its steps were measured, and nobody asks for vectors.
+    settings = attrs.evolve(settings, calibrate="off", embeddings=False, embedding_model=None)
     configure_logging(settings)
     try:
         with shown(settings.model or "the default model") as on_progress:

@@ -15,7 +15,7 @@ import trio
 from cllm.backend import Embedder, ModelInfo, Pooling, Vectors, Vocabulary
 from cllm.engine.embedding.pace import Pace
 from cllm.engine.embedding.scheduler import EmbedPlan, EmbedScheduler, Job, Sums, Tokens, compute
-from cllm.engine.waiting.fairness import Accounts, finds_room
+from cllm.engine.waiting.fairness import Accounts, finds_room, likeliest
 from cllm.engine.waiting.gate import Service, bearable
 from cllm.errors import ModelDied, RequestError, Unavailable
 from cllm.serve.metrics import Metrics
@@ -80,16 +80,19 @@ class EmbedLoop:
         self._progress_at = 0.0  # when a step last began or ended
         self._is_replacing = False  # a worker that died, as `Loop` has it
 
-    def check_room(self, key: str = "") -> None:
-        """Let a request pass that may join the queue now; the caller asks before it puts work into one.
+    def check_room(self, *keys: str) -> None:
+        """Let a request pass that may join the queue now, of one of `keys` at least; the caller asks before it puts work into one.
 
         Raises: Unavailable.
         """
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
         n_jobs_of, n_bytes_of = self._waiting_of_keys()
-        has_room = finds_room(key, n_jobs_of, self._n_jobs_max, self._weights)
-        if not (has_room and finds_room(key, n_bytes_of, N_BYTES_MAX, self._weights)):
+
+        def has_room(key: str) -> bool:
+            return finds_room(key, n_jobs_of, self._n_jobs_max, self._weights) and finds_room(key, n_bytes_of, N_BYTES_MAX, self._weights)
+
+        if not any(map(has_room, likeliest(keys or ("",), self._weights, n_jobs_of.__getitem__, n_bytes_of.__getitem__))):
             rate = self._service.rate
             empty_in_s = 0.0 if rate is None else sum(job.n_tokens_left for job in self._waiters) / rate
             raise Unavailable("the queue is full", retry_after_s=bearable(empty_in_s), code="queue_full")

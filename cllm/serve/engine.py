@@ -18,9 +18,11 @@ from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
 from cllm.config import Settings
 from cllm.engine.sampling.dry import dry_breaker_tokens
 from cllm.engine.sampling.history import dries
+from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.views import SequenceView
-from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, QuotaExceeded, Unavailable, call_foreign
+from cllm.engine.waiting.fairness import Account, likeliest
+from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, Unavailable, call_foreign
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.grammars import GrammarDesk
 from cllm.serve.keythreads import KeyThreads
@@ -157,23 +159,21 @@ class Engine:
 
         A key at its own cap says nothing of the server.
         """
-        refused: Unavailable | None = None
         loop = self._ready_loop()
         if (loop if self.model.generates else self.embeddings.loop).is_replacing:
             raise _anew()
-        for key in loop.scheduler.limits.key_weights or ("",):
+        if not self.model.generates:
+            self.embeddings.loop.check_room(*loop.scheduler.limits.key_weights)
+            return
+        refusals = []
+        for key in _keys_to_ask(loop.scheduler):
             try:
-                if self.model.generates:
-                    self.check_accepting(key=key)
-                else:
-                    self.embeddings.loop.check_room(key)
+                self.check_accepting(key=key)
                 return
             except Unavailable as error:
-                refused = error
-            except QuotaExceeded:
-                continue
-        if refused is not None:
-            raise refused
+                refusals.append(error)
+        if refusals:
+            raise min(refusals, key=lambda error: error.retry_after_s)
 
     @property
     def embedder(self) -> ServedEmbedder | None:
@@ -322,6 +322,28 @@ class Engine:
         _ = self.model  # raises while loading
         assert self._loop is not None
         return self._loop
+
+
+def _keys_to_ask(scheduler: Scheduler) -> set[str]:
+    """The keys that would be let in before the others, of those that are not at their caps; none where all are."""
+    accounts = {account.key: account for account in scheduler.accounts}
+    idle = Account()
+
+    def account_of(key: str) -> Account:
+        return accounts.get(key, idle)
+
+    def is_below_cap(key: str) -> bool:
+        cap = scheduler.key_cap(key)
+        return cap is None or account_of(key).n_under_way < cap
+
+    def n_in_queue(key: str) -> int:
+        return account_of(key).n_coming + account_of(key).n_waiting
+
+    def n_tokens_owed(key: str) -> float:
+        return account_of(key).owed.tokens()
+
+    weights = scheduler.limits.key_weights
+    return likeliest(filter(is_below_cap, weights or ("",)), weights, n_in_queue, n_tokens_owed)
 
 
 def _anew() -> Unavailable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -22,6 +22,7 @@ from cllm.engine.waiting.fairness import finds_room
 from cllm.errors import DeadlineExceeded, InvalidRequest, NotFound, NotSupported, SettingsError, Unavailable
 from cllm.serve.engine import Engine, EnginePhase, Health, new_engine
 from cllm.serve.loading import N_LIVE_DEFAULT_MAX
+from cllm.serve.metrics import PluginMetric, own_first
 from cllm.serve.records import Record
 
 N_TENANTS_MAX = 64
@@ -162,7 +163,7 @@ class House:
     def __init__(self, tenants: Sequence[Tenant], *, load_wait_s: float = 0.0, key_weights: Mapping[str, float] | None = None) -> None:
         self.tenants = tuple(tenants)
         self.first = self.tenants[0]
-        self.registry = CollectorRegistry()
+        self.registry = _Registry()
         self.registry.register(_EnginesCollector(self))
         self.is_open = False  # all that is loaded at the start is loaded
         self.is_draining = False
@@ -342,6 +343,13 @@ def _nobody_loads(tenant: Tenant) -> None:
     tenant.engine.check_ready()
 
 
+class _Registry(CollectorRegistry):
+    """What the whole server tells, in which a plugin takes no name of the server's own."""
+
+    def collect(self) -> Iterable[Metric]:
+        return own_first(super().collect())
+
+
 class _EnginesCollector(Collector):
     """What every engine counts; where there are several models, each sample says of which it is."""
 
@@ -352,9 +360,10 @@ class _EnginesCollector(Collector):
         if not self._house.names_models:
             yield from self._house.first.engine.metrics.registry.collect()
             return
-        merged: dict[str, Metric] = {}
+        merged: dict[tuple[str, type[Metric]], Metric] = {}
         for tenant in self._house.tenants:
             for metric in tenant.engine.metrics.registry.collect():
-                into = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                kind = PluginMetric if isinstance(metric, PluginMetric) else Metric
+                into = merged.setdefault((metric.name, kind), kind(metric.name, metric.documentation, metric.type))
                 into.samples += [one._replace(labels={**one.labels, "model": tenant.name}) for one in metric.samples]
         yield from merged.values()

@@ -35,6 +35,8 @@ from cllm.serve.disktier import DiskTier
 log = structlog.get_logger("cllm.metrics")
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_LABEL: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_LABELS_TAKEN: Final = ("model", "le")  # the server says by them of which model a number is, and the text format, of which bucket
 N_STEPS_PENDING_MAX = 512  # an observation costs 2 us, an append 0.05: steps are counted in heaps
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 WAITS = (*SECONDS, 120.0, 300.0, 600.0)  # as long as a place is waited for, and as long prompts take
@@ -213,6 +215,28 @@ class _SchedulerCollector(Collector):
             yield from _of_pool(scheduler.memory.offload.pool)
 
 
+class PluginMetric(Metric):
+    """A family that a plugin tells."""
+
+
+def own_first(families: Iterable[Metric]) -> list[Metric]:
+    """Return them without those of plugins that have a name of the server's own."""
+    told = list(families)
+    own = {name for one in told if not isinstance(one, PluginMetric) for name in _names(one)}
+
+    def stays(one: Metric) -> bool:
+        is_double = isinstance(one, PluginMetric) and not own.isdisjoint(_names(one))
+        if is_double:
+            log.error("metrics.failed", why=f"a plugin tells {one.name}, which is the server's own")
+        return not is_double
+
+    return list(filter(stays, told))
+
+
+def _names(family: Metric) -> set[str]:
+    return {family.name, *(sample.name for sample in family.samples)}
+
+
 class _ModelCollector(Collector):
     """What a plugin says of itself; if that is nonsense, it is left out, and the rest is told."""
 
@@ -232,17 +256,30 @@ class _ModelCollector(Collector):
 
 
 def _families(measures: Sequence[Measure]) -> list[Metric]:
+    """What a plugin tells. The text of all is made later, where what cannot be written would take everything away.
+
+    Raises: ValueError for what is no measure.
+    """
     families: dict[str, Metric] = {}
     for measure in measures:
         if not _NAME.fullmatch(measure.name):
             raise ValueError(f"{measure.name!r} is no name of a measure")
         family = families.get(measure.name)
         if family is None:
-            family = families[measure.name] = Metric(f"cllm_{measure.name}", str(measure.help), "counter" if measure.is_count else "gauge")
+            kind = "counter" if measure.is_count else "gauge"
+            family = families[measure.name] = PluginMetric(f"cllm_{measure.name}", _text(measure.help), kind)
         suffix = "_total" if measure.is_count else ""
-        labels = {str(name): str(value) for name, value in measure.labels.items()}  # the text of all is made later, where it ends all
+        labels = {str(name): _text(value) for name, value in measure.labels.items()}
+        for name in labels:
+            if not _LABEL.fullmatch(name) or name in _LABELS_TAKEN:
+                raise ValueError(f"{name!r} is no label of a measure ({measure.name})")
         family.add_sample(family.name + suffix, labels, float(measure.value))
     return list(families.values())
+
+
+def _text(value: object) -> str:
+    """As text that can be written in UTF-8."""
+    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class _DiskCollector(Collector):

@@ -90,6 +90,11 @@ def test_of_a_model_that_makes_its_steps_by_itself_no_curve_is_shown(
     assert shown.out == ""
 
 
+def test_what_gives_vectors_is_not_loaded_for_it(backend: Timed, calibrate: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "load_embedder", None)
+    assert "rows of a step" in calibrate("--embedding-model", "vectors")
+
+
 def test_the_curve_is_drawn_where_asked(calibrate: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
     calibrate("--plot", str(tmp_path / "curve.svg"))

@@ -235,10 +235,13 @@ async def test_a_key_does_not_shut_another_out_of_the_queue() -> None:
                 with pytest.raises(Unavailable):
                     loop.check_room("one")
                 for _ in range(2):
+                    loop.check_room("one", "other")  # one of them at least
                     loop.check_room("other")
                     nursery.start_soon(loop.vectors, [LONG], "other")
                     await trio.testing.wait_all_tasks_blocked()
                 with pytest.raises(Unavailable):
                     loop.check_room("other")  # it has its half
+                with pytest.raises(Unavailable):
+                    loop.check_room("one", "other")
                 go_on.set()
             assert loop.n_waiting == 0

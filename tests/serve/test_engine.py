@@ -13,6 +13,8 @@ import trio.testing
 from cllm.backend import Vocabulary
 from cllm.config import Settings
 from cllm.engine.sequence import Phase
+from cllm.engine.waiting.fairness import NO_WORK, Work
+from cllm.engine.waiting.gate import Gate, Newcomer
 from cllm.errors import ModelDied, Unavailable
 from cllm.serve.engine import N_CHARS_INLINE, N_TOKENIZING_MAX, Engine, EnginePhase
 from cllm.serve.metrics import Metrics
@@ -104,6 +106,60 @@ async def test_who_was_let_pass_keeps_the_room_that_another_key_has_the_right_to
         steps.go_on()
         for stream in streams:
             assert (await read_all(stream))[0].finished
+
+
+async def test_whether_it_is_ready_is_found_out_by_few_of_many_keys_and_opens_no_account(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_checks = 0
+    check = Gate.check
+
+    def counted(gate: Gate, newcomer: Newcomer, fresh_work: Work = NO_WORK) -> None:
+        nonlocal n_checks
+        n_checks += 1
+        check(gate, newcomer, fresh_work)
+
+    steps.hold()
+    keys = tuple(f"secret{i}" for i in range(50))
+    async with serving(FakeModel(), Settings(parallel=1, queue_size=2, api_key=keys)) as running:
+        engine = running.engine
+        streams = [engine.open([make_spec(key="key0")])]
+        await until(lambda: steps.n_begun > 0)
+        streams += [engine.open([make_spec(key=key)]) for key in ("key1", "key2")]
+        monkeypatch.setattr(Gate, "check", counted)
+        refused = _why_not_ready(engine)
+        n_checks_full, accounts = n_checks, [account.key for account in running.scheduler.accounts]
+        steps.go_on()
+        for stream in streams:
+            await read_all(stream)
+        assert (refused, accounts, _why_not_ready(engine)) == ("queue_full", ["key0", "key1", "key2"], None)
+        assert n_checks_full <= 5
+
+
+def _why_not_ready(engine: Engine) -> str | None:
+    try:
+        engine.check_ready()
+    except Unavailable as error:
+        return error.code
+    return None
+
+
+async def test_where_all_keys_have_something_under_way_it_is_ready_as_long_as_one_of_them_is_let_in(steps: Steps) -> None:
+    steps.hold()
+    keys = ("secret name=much", "other name=little", "another name=capped cap=1")
+    async with serving(FakeModel(), Settings(parallel=1, queue_size=6, api_key=keys)) as running:
+        engine = running.engine
+        streams = [engine.open([make_spec(key="capped")])]
+        await until(lambda: steps.n_begun > 0)
+        streams += [engine.open([make_spec(key="much")]) for _ in range(5)]
+        refused = [_why_not_ready(engine)]
+        for _ in range(3):  # as many as are its part
+            streams.append(engine.open([make_spec(key="little")]))
+            refused.append(_why_not_ready(engine))
+        steps.go_on()
+        for stream in streams:
+            await read_all(stream)
+        assert refused == [None, None, None, "queue_full"]
 
 
 async def test_sequences_are_told_running_ones_first_in_order_of_service(steps: Steps) -> None:

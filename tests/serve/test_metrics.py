@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from cllm.backend import Measure
+from cllm.config import Settings
 from cllm.engine.batch.compute import compute
 from cllm.engine.events import Finished
 from cllm.engine.limits import Limits
 from cllm.engine.stepping import StepScheduler
+from cllm.serve.house import House, Tenant
 from cllm.serve.metrics import Metrics
 from cllm.testing.mortal import Panic
 from tests.serve.conftest import make_spec
@@ -46,6 +49,29 @@ def test_nonsense_is_left_out_and_the_rest_is_told(name: str) -> None:
     metrics = Metrics()
     metrics.watch_model(Counting(Measure(name=name, help="", value=1.0)))
     assert b"cllm_queue_seconds" in metrics.text()
+
+
+@pytest.mark.parametrize("label", ["", "a b", "1a", "\udce8", "model", "le", "__name__", "é"])
+def test_labels_that_no_number_may_have_are_left_out_with_it_and_the_rest_is_told(label: str) -> None:
+    metrics = Metrics()
+    metrics.watch_model(Counting(Measure(name="doors", help="", value=1.0, labels={label: "x"})))
+    text = metrics.text()
+    assert b"cllm_queue_seconds" in text
+    assert b"_doors" not in text
+
+
+def test_of_several_models_none_tells_numbers_by_a_name_of_the_servers_own() -> None:
+    house = House([Tenant(Settings(model="a")), Tenant(Settings(model="b"))])
+    for name in ("doors", "queue_seconds"):
+        house.tenants[1].engine.metrics.watch_model(Counting(Measure(name=name, help="", value=77.0, is_count=False)))
+    lines = generate_latest(house.registry).decode().splitlines()
+    assert [line for line in lines if line.endswith(" 77.0")] == ['cllm_doors{model="b"} 77.0']
+    assert 'cllm_queue_seconds_count{model="b"} 0.0' in lines
+
+
+def test_texts_that_are_no_utf8_are_told_escaped() -> None:
+    measure = Measure(name="doors", help="T\udcfcren", value=1, labels={"side": "l\udceft"})
+    assert told(Counting(measure)) == [r'cllm_doors_total{side="l\\udceft"} 1.0']
 
 
 def test_labels_and_a_help_that_are_no_text_are_told_as_such() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import trio
@@ -12,6 +12,8 @@ from cllm.serve.http.asgi import LAST_SEND_S, AsgiApp, AsgiSend
 from cllm.serve.http.inbox import Inbox
 
 log = structlog.get_logger(__name__)
+
+REQUEST_ID: Final = "cllm.request_id"  # in the ASGI scope, where the app has put it: what it calls the request in its answer and in the log
 
 
 class Requests:
@@ -33,7 +35,7 @@ class Requests:
         try:
             await app(scope, inbox.receive, send)
         except* Exception as group:
-            log_contained("a request's app failed", group, debug=self._debug, path=scope["path"])
+            log_contained("a request's app failed", group, debug=self._debug, path=scope["path"], request_id=scope.get(REQUEST_ID))
         finally:
             with trio.move_on_after(LAST_SEND_S, shield=True):
                 await send(None)  # Hypercorn's word for "the app has returned"

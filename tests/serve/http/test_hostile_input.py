@@ -13,6 +13,7 @@ import trio.lowlevel
 import trio.testing
 
 from cllm.serve.http.h11_private import N_HEADERS_MAX
+from cllm.serve.http.requests import REQUEST_ID
 from tests.serve.http.conftest import BOUND_S
 
 HOST = b"Host: test\r\n"
@@ -235,10 +236,11 @@ async def test_random_bytes_and_mutated_requests_do_no_harm(serving):
 async def test_an_app_that_fails_is_one_line_in_the_log_and_500(serving):
     async def app(scope, receive, send):
         assert scope["type"] == "http"
+        scope[REQUEST_ID] = "r-7"
         raise RuntimeError("on purpose")
 
     async with serving(app=app) as server:
         with structlog.testing.capture_logs() as logged:
             answer = await server.ask(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
         assert answer.startswith(b"HTTP/1.1 500 ")
-        assert [entry["error"] for entry in logged] == ["RuntimeError('on purpose')"]
+        assert [(entry["error"], entry["request_id"]) for entry in logged] == [("RuntimeError('on purpose')", "r-7")]
