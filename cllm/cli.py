@@ -267,6 +267,18 @@ _OF_VECTORS: Final = frozenset(
     {"--embeddings", "--embedding-model", "--embedding-alias", "--embedding-ctx-size", "--embedding-slice-ms", "--pooling"}
 )
 _OF_WHAT_IS_KEPT: Final = frozenset({"--calibrate", "--calibration-dir", "--cache-dir", "--cache-dir-mb"})
+_OF_WHAT_IS_SCHEDULED: Final = frozenset(
+    {
+        "--parallel",
+        "--ctx-max",
+        "--host-cache-mb",
+        "--row-budget",
+        "--itl-max-ms",
+        "--itl-target-ms",
+        "--chat-template-file",
+        "--tool-format",
+    }
+)
 
 
 class _WithoutServer(DefaultFormatter):
@@ -324,7 +336,7 @@ def make_app(sources: Sources) -> App:
     for command, name, ignored in (
         (_generate, "generate", {"--alias", *_OF_WHAT_IS_KEPT}),
         (_calibrate, "calibrate", {"--calibrate"}),
-        (_verify, "verify", {"--alias", "--isolate", "--watchdog-s", *_OF_WHAT_IS_KEPT}),
+        (_verify, "verify", {"--alias", "--isolate", "--watchdog-s", *_OF_WHAT_IS_KEPT, *_OF_WHAT_IS_SCHEDULED}),
     ):
         app.command(command, name=name, help_epilogue=EPILOGUE, help_formatter=_WithoutServer(ignored))
     app.command(_bench, name="bench", help_epilogue="")

@@ -59,7 +59,22 @@ def test_the_help_of_generate_leaves_out_what_only_a_server_has() -> None:
     [
         ("generate", ["--model", "--isolate", "--lora"], ["--embedding", "--pooling", "--alias", "--cache-dir", "--calibrat"]),
         ("calibrate", ["--model", "--isolate", "--alias", "--calibration-dir"], ["--embedding", "--pooling", "--calibrate "]),
-        ("verify", ["--model", "--lora"], ["--embedding", "--pooling", "--alias", "--cache-dir", "--calibrat", "--isolate", "--watchdog"]),
+        (
+            "verify",
+            ["--model", "--lora"],
+            [
+                "--embedding",
+                "--pooling",
+                "--alias",
+                "--cache-dir",
+                "--calibrat",
+                "--isolate",
+                "--watchdog",
+                "--parallel",
+                "--itl",
+                "--tool-format",
+            ],
+        ),
     ],
 )
 def test_the_help_of_a_command_leaves_out_what_it_ignores(command: str, told: list[str], ignored: list[str]) -> None:

@@ -240,12 +240,12 @@ async def _open_unread(
     name, parameters = conversation.tool_fields
 
     def sent() -> UnreadPrompt:
-        prompts.check_texts_fit(model, conversation.messages)
+        prompts.check_texts_fit(model, [*conversation.messages, *conversation.documents])
         check_toolbox(conversation.toolbox, name=name, parameters=parameters)
         chat = _as_sent(conversation, model.heeds or frozenset())
         if chat.strict and "strict" not in (model.heeds or ()):
             raise NotHeeded("this model's backend cannot do tools that are strict", param="tools")
-        return UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools]), model.n_ctx)
+        return UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools, conversation.documents]), model.n_ctx)
 
     prompt = await prompts.of_many(len(conversation.messages), sent)
     form = told(model, conversation.form)
@@ -342,7 +342,7 @@ def _as_it_speaks(model: ServedModel, conversation: Conversation) -> ServedModel
 def _for_template(model: ServedModel, conversation: Conversation) -> tuple[list[dict[str, Any]], Sequence[Tool]]:
     """Messages and tools as the model's template is told of them. Raises: InvalidRequest · ContextExceeded by far."""
     name, parameters = conversation.tool_fields
-    prompts.check_texts_fit(model, conversation.messages)
+    prompts.check_texts_fit(model, [*conversation.messages, *conversation.documents])
     check_toolbox(conversation.toolbox, name=name, parameters=parameters)
     toolbox, dialect = conversation.toolbox, model.dialect
     offered = toolbox.tools if toolbox.is_open else ()

@@ -349,7 +349,7 @@ class StepScheduler(Scheduler):
         events: list[Event] = []
         members = [] if plan is None else [sequence for sequence in plan.members() if sequence.phase is not FINISHED]
         for sequence in list(self._running):
-            self._preempt(sequence, keep=False)
+            self._preempt(sequence, keep=False, is_lost=True)
         self.memory.lost(plan)
         suspects = self._trials.note_death(members)
         if len(members) == 1:
@@ -609,7 +609,7 @@ class StepScheduler(Scheduler):
         n_cells = self.memory.n_missing(sequence, len(self._running) + 1)
         yielding = who_yields(self._running, sequence, n_places, n_cells, self.memory.freeing(sequence))
         for running in yielding:
-            self._preempt(running)
+            self._preempt(running, is_lost=n_cells > 0 and self.memory.offload is None)
         return bool(yielding) and self.memory.fits(sequence, len(self._running) + 1 if self._running else 0)
 
     def _make_way_for_trial(self, sequence: Sequence) -> bool:
@@ -618,7 +618,7 @@ class StepScheduler(Scheduler):
             last = self._trials.last_outside(self._running)
             if last is None:
                 return False
-            self._preempt(last)
+            self._preempt(last, is_lost=self.memory.offload is None)
         return True
 
     def _start(self, sequence: Sequence, now: float) -> None:
@@ -634,7 +634,7 @@ class StepScheduler(Scheduler):
             return
         for sequence in list(self._running):
             while sequence.phase is DECODE and not self.memory.reserve(sequence, n_steps):
-                self._preempt(gives_way(self._running))
+                self._preempt(gives_way(self._running), is_lost=self.memory.offload is None)
 
     # --- who follows another ------------------------------------------------------------------------------------------
 
@@ -713,10 +713,11 @@ class StepScheduler(Scheduler):
 
     # --- moves between phases -----------------------------------------------------------------------------------------
 
-    def _preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
+    def _preempt(self, sequence: Sequence, *, keep: bool = True, is_lost: bool = False) -> None:
         """Take back what a running sequence holds; it waits, keeps its tokens and its rank.
 
-        What it has computed is cached until the cells are wanted; without `keep`, or then, it is computed again.
+        What it has computed is cached until the cells are wanted; without `keep`, or then, it is computed again. With `is_lost` that is
+        what those behind it wait for: the cells are wanted now, and no host keeps them, or the model has none any more.
         """
         self._free(sequence, keep=keep, comes_back=True)
         sequence.order = sequence.own_order
@@ -724,7 +725,7 @@ class StepScheduler(Scheduler):
         sequence.n_preempted += 1
         sequence.timeline.note(self._now, "preempted", n_generated=sequence.n_generated)
         self.totals.n_preempted += 1
-        sequence.work = self._work_left(sequence, self.memory.n_known(sequence))
+        sequence.work = self._work_left(sequence, 0 if is_lost else self.memory.n_known(sequence))
         self._queue.add(sequence)
 
     def _end(self, sequence: Sequence, *, keep: bool = True) -> None:

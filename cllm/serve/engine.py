@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from enum import Enum
 from functools import partial
@@ -38,6 +38,7 @@ from cllm.text.template import ChatTemplate
 T = TypeVar("T")
 
 N_CHARS_INLINE = 1024  # shorter texts are tokenised where they are, which takes half a millisecond of English and 2.5 of Chinese
+N_KEYS_FEW = 16  # each of which may be asked whether it would be let in
 N_TOKENIZING_MAX = 4  # of each kind at a time: they take cores from the model, and may not take all the threads that others need
 
 
@@ -324,8 +325,8 @@ class Engine:
         return self._loop
 
 
-def _keys_to_ask(scheduler: Scheduler) -> set[str]:
-    """The keys that would be let in before the others, of those that are not at their caps; none where all are."""
+def _keys_to_ask(scheduler: Scheduler) -> Collection[str]:
+    """The keys that are not at their caps, those that would be let in before the others first; of many keys these alone."""
     accounts = {account.key: account for account in scheduler.accounts}
     idle = Account()
 
@@ -343,7 +344,10 @@ def _keys_to_ask(scheduler: Scheduler) -> set[str]:
         return account_of(key).owed.tokens()
 
     weights = scheduler.limits.key_weights
-    return likeliest(filter(is_below_cap, weights or ("",)), weights, n_in_queue, n_tokens_owed)
+    below = list(filter(is_below_cap, weights or ("",)))
+    if len(below) <= N_KEYS_FEW:
+        return sorted(below, key=n_tokens_owed)
+    return likeliest(below, weights, n_in_queue, n_tokens_owed)
 
 
 def _anew() -> Unavailable:

@@ -61,7 +61,8 @@ _LIMITS: Final = LLParserLimits(
 # Otherwise only the tokens that the tokeniser itself would choose could spell what is certain; a model may spell it its own way.
 _OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'
 REMADE_S: Final = 0.1  # of a thread's time: what takes longer to compile is not made anew within a step
-N_TOKENS_BETWEEN: Final = 64  # that a text goes on by before its grammar is made anew for it again
+N_TOKENS_BETWEEN: Final = 64  # that a text goes on by before its grammar is made anew for it again,
+N_REMADE_SHARED: Final = 8  # or so often within as many, where others are held to it, too, and fill the lexer with it
 N_TOKENS_FED: Final = 64  # at a time: the lexer has new fuel with each mask, and takes some 30 units for a token
 
 
@@ -95,14 +96,17 @@ def json_rule(schema_text: str) -> str:
 class GrammarState:
     """Where one sequence stands in its grammar. One caller at a time, from any thread."""
 
-    __slots__ = ("_address", "_grammar", "_mask", "_matcher", "_n_tokens_remade", "_origin", "_tokens", "failure", "is_done")
+    __slots__ = (
+        "_address", "_grammar", "_mask", "_matcher", "_n_remade", "_n_tokens_remade", "_origin", "_tokens", "failure", "is_done"
+    )  # fmt: skip
 
     def __init__(self, grammar: Grammar, n_words: int) -> None:
         self._grammar = grammar
-        self._origin = grammar.origin
+        self._origin = grammar.join()
         self._matcher = self._origin.deep_copy()
         self._tokens: list[int] = []
-        self._n_tokens_remade = -N_TOKENS_BETWEEN  # how many they were when the grammar was last made anew for this one
+        self._n_tokens_remade = -N_TOKENS_BETWEEN  # how many they were when the grammar was made anew for this one,
+        self._n_remade = 0  # and how often it has been since then
         self._mask = np.zeros(n_words, np.uint32)
         self._address = self._mask.ctypes.data
         self.is_done = False  # nothing may follow but the end
@@ -120,14 +124,14 @@ class GrammarState:
         return self._mask
 
     def accept(self, token: int) -> None:
-        """Take note of a token that was drawn."""
+        """Take note of a token that was drawn. If the lexer is full, the next mask, for which there is time, goes on with another."""
         if self.is_done:
             return
         self._tokens.append(token)
         self._matcher.consume_token(token)
-        while self._matcher.is_error() and self._moves():
-            pass
         if self._matcher.is_error():
+            if self.failure is None and self._is_lexers_failure():
+                return
             self._fail()
         self.is_done = self._matcher.is_stopped()
 
@@ -139,10 +143,13 @@ class GrammarState:
         if self.failure is not None or not self._is_lexers_failure():
             return False
         if self._origin is self._grammar.origin:  # nobody else had it made anew
-            if len(self._tokens) - self._n_tokens_remade < N_TOKENS_BETWEEN or not self._grammar.remake(self._origin):
+            if len(self._tokens) - self._n_tokens_remade >= N_TOKENS_BETWEEN:
+                self._n_tokens_remade, self._n_remade = len(self._tokens), 0
+            n_most = N_REMADE_SHARED if self._grammar.is_shared else 1
+            if self._n_remade >= n_most or not self._grammar.remake(self._origin):
                 return False
-            self._n_tokens_remade = len(self._tokens)
-        self._origin = self._grammar.origin
+            self._n_remade += 1
+        self._origin = self._grammar.join()
         self._matcher = self._origin.deep_copy()
         for i in range(0, len(self._tokens), N_TOKENS_FED):
             self._compute()
@@ -167,8 +174,8 @@ class Grammar:
 
     All its sequences share one lexer: their matchers are copies of `origin`, which copies everything else. When the lexer has more states
     than it may, it fails for good and for all of them. But its states are a cache, and it is done as RE2 does with its own: they are thrown
-    away by making the grammar anew, and each sequence goes on from its tokens with what it needs of them. Only a text that alone needs too
-    many fails.
+    away by making the grammar anew, and each sequence goes on from its tokens with what it needs of them. A text fails that alone needs too
+    many, or whose grammar had to be made anew too often beside others; all fail whose grammar takes too long to compile for that.
     """
 
     def __init__(self, make: Callable[[], LLMatcher], n_words: int, clock: Callable[[], float], on_stack: OnStack | None) -> None:
@@ -178,7 +185,20 @@ class Grammar:
         self.origin = make()
         self._on_stack = on_stack if clock() - began_s < REMADE_S else None
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._n_on_origin = 0  # states that have begun with the origin, or moved to it
         self.is_spent = False  # the lexer has failed, and was not made anew
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several have written to the lexer that is now."""
+        return self._n_on_origin > 1
+
+    def join(self) -> LLMatcher:
+        """The origin, for one more state that goes on with a copy of it."""
+        with self._counting:
+            self._n_on_origin += 1
+            return self.origin
 
     def start(self, tokens: Sequence[int] = ()) -> GrammarState:
         """Return the state after `tokens`, which is how one is rebuilt. Costs microseconds."""
@@ -192,7 +212,8 @@ class Grammar:
         with self._lock:
             made = self._on_stack(self._make) if self.origin is spent and self._on_stack is not None else None
             if made is not None:
-                self.origin, self.is_spent = made, False
+                with self._counting:
+                    self.origin, self.is_spent, self._n_on_origin = made, False, 0
             return self.origin is not spent
 
 

@@ -375,6 +375,15 @@ async def test_documents_are_the_templates_variable_of_that_name(serve: Any) -> 
     assert answer.json["usage"]["prompt_tokens"] == len(tokens) > len("[one][two]")
 
 
+async def test_documents_that_can_never_fit_are_too_long_for_the_context(serve: Any) -> None:
+    model = FakeModel()
+    assert model.vocabulary.chat_template is not None
+    model.vocabulary.chat_template = "{% for d in documents or [] %}[{{ d.text }}]{% endfor %}" + model.vocabulary.chat_template
+    async with serve(model) as api:
+        answer = await api.chat("x", documents=[{"text": "x" * 300 * model.info.n_ctx_train}])
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+
+
 async def test_a_templates_variables_are_few(serve: Any) -> None:
     async with serve() as api:
         taken = await api.chat(chat_template_kwargs={"x": list(range(9000))})

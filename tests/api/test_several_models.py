@@ -70,6 +70,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [  # by itself, whatever model is aske
     ("/api/generate", {"format": 5}),
     ("/api/generate", {"raw": True, "system": "x"}),
     ("/api/embed", {"input": ["x"] * 16_385}),
+    ("/completion", {"grammar": "x", "json_schema": {}}),
+    ("/completion", {"n_probs": 1, "post_sampling_probs": True}),
     ("/tokenize", {"prompt": "y"}),
     ("/tokenize", {"content": None, **WIZARD}),
     ("/apply-template", WIZARD),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cllm.api.anthropic.answers import message as anthropic_message
 from cllm.api.conversation import Answer, ToolCall
 from cllm.api.ollama.answers import LineStream, chat_body, whole
 from cllm.engine.events import Finished, FinishReason, Usage
@@ -129,6 +130,16 @@ def test_a_call_that_was_cut_is_none_for_ollamas_clients_since_they_would_run_it
     said = [json.loads(line)["message"] for line in b"".join([*pieces, stream.ended(0, finished)]).splitlines()]
     for given in (message["tool_calls"], [call for one in said for call in one.get("tool_calls", [])]):
         assert [call["function"]["arguments"] for call in given] == [{"door": "back"}, *told]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"), [('{"a": "x\ny"}', {"a": "x\ny"}), ('{"a": "x', {}), ("[1]", {}), ("", {}), ('{"a": [1.5]}', {"a": [1.5]})]
+)
+def test_line_ends_in_a_calls_arguments_are_read_as_they_are_meant_for_anthropics_clients_too(arguments: str, told: dict[str, Any]) -> None:
+    finished = Finished(0, FinishReason.TOOL_CALLS, None, Usage(1, 0, 1, 0.0, 0.0, 0.0))
+    answer = Answer("", "", [ToolCall("c", "write", arguments)], None, finished, is_content_last=False)
+    (block,) = anthropic_message(answer, "m", n_ctx=9.0)["content"]
+    assert (block["type"], block["input"]) == ("tool_use", told)
 
 
 def test_an_answer_whose_only_call_was_cut_tells_of_none() -> None:

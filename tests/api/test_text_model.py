@@ -338,6 +338,16 @@ def test_documents_go_to_it_as_a_variable_of_its_template_if_it_heeds_these(heed
     assert heeds or json.loads(body)["error"]["param"] == "documents"
 
 
+def test_documents_are_guessed_to_be_tokens_as_messages_are() -> None:
+    model = Told()
+    model.events = [StreamText(0, "a"), StreamEnd(0)]
+    with live_server(StreamsOnly(model)) as url:
+        answers = [post(url + CHAT, hello(documents=[{"text": "word " * n}])) for n in (1, 400)]
+    model.close()
+    few, many = (json.loads(body)["usage"]["prompt_tokens"] for _, body, _ in answers)
+    assert many > few + 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"logprobs": 4}, "logprobs"), ({"logprobs": 1, "echo": True}, "echo"), ({"prompt_logprobs": 1}, "prompt_logprobs")],

@@ -123,6 +123,20 @@ def test_behind_one_that_gave_way_a_newcomer_waits_for_what_is_left_of_it(is_kep
         scheduler.check_room(simulation.now, timeout_s=20.0)
 
 
+def test_what_was_computed_counts_as_owed_where_its_cells_are_wanted_and_no_host_keeps_them() -> None:
+    scheduler = make_scheduler(n_ctx=22_000, n_live_max=2, n_cells=22_000, keeps_prefixes=True, can_share=True, can_trim=True)
+    simulation = Simulation(scheduler)
+    simulation.ask([ask(0.0, 20_000, 400)])
+    while any(sequence.n_generated < 10 for sequence in scheduler._sequences.values()) or not scheduler.n_running:
+        simulation.run(simulation.now + 1.0)
+    urgent = ask(simulation.now, 5_000, 30, priority=-1)
+    simulation.ask([attrs.evolve(urgent, spec=attrs.evolve(urgent.spec, prompt=[97] * 5_000))])
+    simulation.run(simulation.now + 0.1)
+    (waiting,) = scheduler._queue
+    assert waiting.n_prompt == 20_000
+    assert waiting.work.n_prompt >= len(waiting.tokens) - scheduler.memory.n_known(waiting) > 1
+
+
 @pytest.mark.parametrize("priority", [0, 1])
 def test_however_many_wait_a_newcomer_is_weighed_without_looking_at_each(priority: int) -> None:
     def n_lines_beside(n_waiting: int) -> int:

@@ -579,6 +579,38 @@ def test_a_text_that_needs_too_many_states_by_itself_fails_alone() -> None:
     assert grammars.known(BOUNDED) is grammar
 
 
+def test_texts_that_fit_by_themselves_go_on_though_others_fill_the_lexer_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "_LIMITS", LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=2000))
+    grammar = Grammars(FakeVocabulary()).compile(GrammarSource(Kind.JSON_SCHEMA, '{"type": "string", "maxLength": 600}'), _make)
+    text, n_apart = b'"' + b"abcdefgh" * 62, 70
+    states = [grammar.start() for _ in range(4)]
+    for n in range(len(text) + n_apart * len(states)):  # where they are in the text decides which states they need
+        for i, state in enumerate(states):
+            if 0 <= n - n_apart * i < len(text):
+                state.mask()
+                state.accept(text[n - n_apart * i])
+                assert state.failure is None
+
+
+@pytest.mark.usefixtures("few_states")
+def test_a_token_that_meets_a_full_lexer_is_taken_with_the_next_mask() -> None:
+    """Tokens are told between two steps, where there is no time to make a grammar anew."""
+    grammar = Grammars(FakeVocabulary()).compile(BOUNDED, _make)
+    state, origin = grammar.start(b'"'), grammar.origin
+    state.mask()
+    filling, token = origin.deep_copy(), ord('"')
+    while not filling.is_error():
+        filling.compute_bitmask()
+        filling.consume_token(token)
+        token = ord("a")
+    state.accept(ord("a"))
+    assert grammar.origin is origin
+    assert state.failure is None
+    assert not state.is_done
+    assert ord("b") in allowed(state.mask())
+    assert grammar.origin is not origin
+
+
 @pytest.mark.usefixtures("few_states")
 @pytest.mark.parametrize(("on_stack", "is_slow"), [(None, False), (lambda make: None, False), (_make, True)])
 def test_a_grammar_that_cannot_be_made_anew_is_compiled_for_the_next_request(on_stack: OnStack | None, is_slow: bool) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from cllm.api.conversation import Answer, AnswerShape
 from cllm.api.sse import TextFrame, Wire, named
 from cllm.engine.events import Finished, FinishReason, Usage
+from cllm.text.call_bodies import as_object
 
 
 def error_event(error: dict[str, Any]) -> bytes:
@@ -41,12 +42,9 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; of arguments that were cut short, nothing."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    """A call's arguments as an object; of arguments that were cut short, nothing: this shape has a call for each that began."""
+    told = as_object(arguments.strip())
+    return {} if told is None else dict(msgspec.json.decode(told))
 
 
 def _end(finished: Finished, n_ctx: float) -> dict[str, Any]:

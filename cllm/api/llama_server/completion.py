@@ -65,15 +65,15 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: TextRequest) -> Response:
     """Complete one or several prompts. Raises: RequestError."""
-    model = await context.served(body.model)
-    asked = wanted_once(context, body, model, body.t_max_predict_ms)
     if body.n_probs and body.post_sampling_probs:
         raise NotHeeded("post_sampling_probs: logprobs are told as they are before sampling", param="post_sampling_probs")
+    form = form_of(body)
+    model = await context.served(body.model)
+    asked = wanted_once(context, body, model, body.t_max_predict_ms)
     given = await prompts.of_many(1 if isinstance(body.prompt, str) else len(body.prompt), lambda: _prompts(body.prompt, model))
     check_room(context, asked, "prompt", len(given))
     for one in given:
         prompts.check_fits(model, one)
-    form = form_of(body)
     grammar = await compiled(context, model, form)
     specs = asked.specs(
         await _tokens(context, model, given),

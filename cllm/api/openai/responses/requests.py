@@ -13,7 +13,7 @@ from cllm.api.conversation import Conversation
 from cllm.api.openai.messages import NOT_SEEN, arguments_told
 from cllm.api.openai.responses.functions import ToolChoice, ToolFields, full_name, toolbox_of
 from cllm.api.sampling_fields import Limit, SamplingFields
-from cllm.api.structured import Form, any_object, schema_form
+from cllm.api.structured import Form, ResponseFormat, any_object, schema_form
 from cllm.api.tool_checks import N_TOOLS_MAX
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
@@ -96,7 +96,7 @@ class CreateRequest(SamplingFields, kw_only=True):
     background: bool | None = None
     conversation: msgspec.Raw = NULL
     prompt: msgspec.Raw = NULL
-    response_format: msgspec.Raw = NULL  # this and the next are chat's names
+    response_format: ResponseFormat | None = None  # this and the next are chat's names
     reasoning_effort: msgspec.Raw = NULL
     user: Annotated[str, Meta(max_length=512)] | None = None
 
@@ -118,7 +118,7 @@ def refuse_unserved(body: CreateRequest) -> None:
         value = getattr(body, name)
         if not is_nothing(value) if isinstance(value, msgspec.Raw) else value:
             raise InvalidRequest(f"{name}: {why}", param=name)
-    if not is_nothing(body.response_format) and json.loads(bytes(body.response_format)) != {"type": "text"}:  # which asks for nothing
+    if body.response_format is not None and body.response_format.type != "text":  # which asks for nothing
         raise InvalidRequest("response_format: here it is text.format", param="response_format")
     if body.truncation == "auto":
         raise InvalidRequest("truncation: nothing is left out of a conversation here; expected disabled", param="truncation")
