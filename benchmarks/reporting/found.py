@@ -202,15 +202,15 @@ FOUND: Final[tuple[Finding, ...]] = (
   part: everybody waited 1.2 and 1.45 s for that, once each.
 - **Two keys.** A quiet request waits for the rest of the step under way, and for the step of its own prompt. A step in which nobody
   generates takes a third of a second at most where several keys ask, and a prompt may end in a step a quarter longer, so that it is not cut
-  into 28 and 4 rows. One or two longest waits decide: runs of 60 requests had 1.84 to 3.8 steps, so that 150 are made; another run of as
-  many on the day of this one, beside which short programs ran, had 2.12. The longest times between tokens of the flood are no steps: who
-  gave up a place to the quiet key had 2.4 s between two tokens in a traced run, whose longest step took 0.44 s.
+  into 28 and 4 rows. One or two longest waits decide: runs of 60 requests had 1.84 to 3.8 steps, so that 150 are made; a run of as many of
+  the revision before, beside which short programs ran, had 2.12. The longest times between tokens of the flood are no steps: who gave up a
+  place to the quiet key had 2.4 s between two tokens in a traced run, whose longest step took 0.44 s.
 - **Overload.** Requests come at random times, whatever becomes of those before, and are counted as they end, once the load has settled, for
   a minute. What can be served is measured with as many requests at once as there are slots. In some runs up to 1.7 times as many were
   answered of an overload, so that four times that was a little over twice what was ever answered. A pass has some thirty good answers, and
-  one of them is 0.03 of the figure: another run on the day of this one, beside which short programs ran, had 0.71, and missed it, and one
-  of a change to how cells are laid out, which was taken back, 0.81. In six runs of a minute like it, three with cells in a pool and three
-  in parts, 19 of the 21 that were not good had their first text late, and two were told text too slowly. Parts had 0.98 of a pool's
+  one of them is 0.03 of the figure: a run of the revision before, beside which short programs ran, had 0.71, and missed it, and one of a
+  change to how cells are laid out, which was taken back, 0.81. In six runs of a minute of that revision, three with cells in a pool and
+  three in parts, 19 of the 21 that were not good had their first text late, and two were told text too slowly. Parts had 0.98 of a pool's
   tokens/s there, as many good ones of those that were answered (0.91 and 0.93), and gaps 1.1 times as long.
 - **The planner** with prompts in parts misses its bound.
 
