@@ -13,8 +13,8 @@ from typing import Final
 
 from benchmarks import results
 from benchmarks.reporting import found, glance
-from benchmarks.reporting.forms import GLANCE_PLOT, SERVED, Run, of_kind, table, with_requests
-from benchmarks.reporting.ladder import FLOOR, by_start, ladder, ladders, served_enough
+from benchmarks.reporting.forms import GLANCE_PLOT, SERVED, Run, of_kind, table
+from benchmarks.reporting.ladder import FLOOR, ladder, ladders, served_enough, surest
 from benchmarks.reporting.others import kills, passes, promises, verified
 from benchmarks.reporting.peers import beside_others, comparison, comparisons, with_sizes_alone
 from benchmarks.reporting.readme import with_table
@@ -97,26 +97,15 @@ def page(runs: Sequence[Run]) -> str:
 
 def _at_a_glance(runs: Sequence[Run]) -> list[str]:
     """What the rest comes to: what is kept of bare llama.cpp's speed, and who is faster at what."""
-    served = [f"- {line}" for title, rung in _surest(found.in_order(runs, "ladder")) if (line := served_enough(title, rung))]
+    served = [f"- {line}" for title, rung in surest(found.in_order(runs, "ladder")) if (line := served_enough(title, rung))]
     rows = glance.by_figure(with_sizes_alone(runs))
     which = f"Streamed over HTTP ({SERVED}) beside a bare loop of llama_decode ({FLOOR}), the run with the most starts for each concurrency"
     told = [f"{which}:\n", "".join(served)] if served else []
     if rows:
         told += [f"{GLANCE}\n", table(("", "cLLM is better at", "worse at", "not told apart at"), rows)]
-        told.append(f"![who is faster]({GLANCE_PLOT})\n")
+        told.append(f"![what serving costs, and who is faster]({GLANCE_PLOT})\n")
         told += [f"{GLANCE_BY_SETTING}\n", table(glance.BY_SETTING_HEAD, glance.by_setting(with_sizes_alone(runs)))]
     return [f"## {GLANCE_TITLE}\n", *told] if told else []
-
-
-def _surest(runs: Sequence[Run]) -> list[tuple[str, Run]]:
-    """Of each concurrency of a ladder the run that says most, with its title: each machine has its own."""
-    found_at: dict[int, list[tuple[int, str, Run]]] = {}
-    for run in runs:
-        for rung in run["data"]["rungs"]:
-            floor, served = rung["stages"][0], next((one for one in rung["stages"] if one["name"] == SERVED), None)
-            n_starts = by_start(rung, served, floor).n_starts or 1 if served else 0
-            found_at.setdefault(rung["concurrency"], []).append((n_starts, with_requests(run, rung), rung))
-    return [max(each, key=lambda one: one[0])[1:] for _, each in sorted(found_at.items())]
 
 
 def _libraries_apart(runs: Sequence[Run]) -> tuple[str, list[Run]]:

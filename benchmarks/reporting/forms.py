@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 Run: TypeAlias = dict[str, Any]
-GLANCE_PLOT: Final = "beside-others.svg"
+GLANCE_PLOT: Final = "at-a-glance.svg"
 SERVED: Final = "sse"  # the stage that a user meets
 UNKNOWN: Final = "-"
 
@@ -73,8 +73,9 @@ def circumstances(run: Run) -> str:
     each_run_has = ("only", "seed") if len(run["data"].get("runs", ())) > 1 else ()
     told = {name: value for name, value in settings.items() if value not in (None, "", [], {}) and name not in each_run_has}
     facts = ", ".join(f"{name} {_fact(value)}" for name, value in told.items())
+    last = f"The last of {len(run['data']['runs'])} runs, which are told below: " if each_run_has else ""
     return (
-        f"{run['date']}, revision {machine['revision']}, {_processor(machine)}, {machine['n_cores']} cores, "
+        f"{last}{run['date']}, revision {machine['revision']}, {_processor(machine)}, {machine['n_cores']} cores, "
         f"{machine['memory_gib']} GiB, {machine['kernel']}, Python {machine['python']}{others}. Settings: {facts}.\n"
     )
 
@@ -95,10 +96,11 @@ def _fact(value: Any) -> str:
 
 
 def when(run: Run) -> str:
-    """The day, and the widest instructions of the processor, of which earlier runs have not kept any."""
+    """The day, or the first and the last one, and the widest instructions of the processor, of which earlier runs have not kept any."""
+    days = sorted({run["date"], *(one["date"] for one in run["data"].get("runs", ()))})
     instructions = run["machine"].get("instructions", "")
     widest = next((name for name, word in (("AMX", "amx"), ("AVX-512", "avx512"), ("AVX2", "avx2")) if word in instructions), "")
-    return ", ".join(filter(None, (run["date"], widest)))
+    return ", ".join(filter(None, (" to ".join(dict.fromkeys((days[0], days[-1]))), widest)))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -444,7 +444,7 @@ Single tests and checks of types ran for seconds beside some of these pairs.
         text="""\
 Two or three pairs each, beside `-no-kvu` alone, of earlier revisions, on a machine whose instructions were not kept.
 
-- **From eight at a time on** it has 2.0 to 2.3 times the tokens/s with Q8_0 and 1.5 to 1.7 with Q4_K_M, first texts at p50 after 0.3 to 0.5
+- **From eight at a time on** it has 2.0 to 2.3 times the tokens/s with Q8_0 and 1.6 to 1.7 with Q4_K_M, first texts at p50 after 0.3 to 0.5
   of the time, and gaps at p50 0.43 to 0.69 times as long. The longest gap of a pass is 3.6 and 3.9 times as long at 8, for sure, and at 32
   one gap in a hundred is.
 - **One at a time** it has three quarters of the tokens/s: gaps are 1.47 times as long, first texts come after 0.44 of the time.

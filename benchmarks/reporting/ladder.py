@@ -51,9 +51,25 @@ def ladders(runs: Sequence[Run]) -> list[str]:
     return [ratios_of_all, layers]
 
 
+def surest(runs: Sequence[Run]) -> list[tuple[str, Run]]:
+    """Of each concurrency of a ladder the run that says most, with its title: each machine has its own."""
+    found_at: dict[int, list[tuple[int, str, Run]]] = {}
+    for run in runs:
+        for rung in run["data"]["rungs"]:
+            floor, served = rung["stages"][0], served_of(rung)
+            n_starts = by_start(rung, served, floor).n_starts or 1 if served else 0
+            found_at.setdefault(rung["concurrency"], []).append((n_starts, with_requests(run, rung), rung))
+    return [max(each, key=lambda one: one[0])[1:] for _, each in sorted(found_at.items())]
+
+
+def served_of(rung: Run) -> Run | None:
+    """The stage that users meet, if it was measured."""
+    return next((stage for stage in rung["stages"] if stage["name"] == SERVED), None)
+
+
 def served_enough(title: str, rung: Run) -> str:
     """What the stage that users meet keeps of the first, whether that was one, and whether it is as much as was promised, if it was."""
-    floor, stage = rung["stages"][0], next((stage for stage in rung["stages"] if stage["name"] == SERVED), None)
+    floor, stage = rung["stages"][0], served_of(rung)
     if stage is None or floor["name"] != FLOOR:
         return ""
     ratios = stage["ratios"]

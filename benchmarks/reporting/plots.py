@@ -1,4 +1,4 @@
-"""The report's plots: the ladder as a waterfall, the stack's prices, peers at a glance and as grouped bars, latency as distributions.
+"""The report's plots: all at a glance, the ladder as a waterfall, the stack's prices, peers as grouped bars, latency as distributions.
 
 Needs matplotlib.
 """
@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from benchmarks.figures import FIGURES_BY_NAME
-from benchmarks.reporting.forms import GLANCE_PLOT, Run, number, of_kind, plot_of, rung_slug, rung_title
+from benchmarks.reporting.forms import GLANCE_PLOT, SERVED, Run, number, of_kind, plot_of, rung_slug, rung_title
+from benchmarks.reporting.found import in_order
 from benchmarks.reporting.glance import FIGURES, SPEED, Standing, standings
-from benchmarks.reporting.ladder import BESIDE_OTHERS, PARTS
-from benchmarks.reporting.peers import with_sizes_alone
+from benchmarks.reporting.ladder import BESIDE_OTHERS, FLOOR, PARTS, by_start, served_of, surest
+from benchmarks.reporting.peers import LATE_FIGURE, best_figures, with_sizes_alone
 from benchmarks.standings import BOTH, median_of, n_wrong
 from cllm.bench.plot import plot_latency, pyplot, save
 
@@ -23,7 +26,9 @@ MS_MOST: Final = 10_000.0  # more is told in seconds: longer numbers run into ea
 OURS, LOSS, GAIN, OTHERS = "#2a6f97", "#c1554b", "#5a9367", "#a9b4c2"
 PARTS_COLORS: Final = {"sampling": "#d9a441", "engine": "#7b6ca8", "rest": OURS}
 VERDICT_COLORS: Final = {"win": GAIN, "loss": LOSS, "unclear": OTHERS}
-AT_A_GLANCE: Final = (SPEED, *(name for name in FIGURES if "late one" not in name))
+AT_A_GLANCE: Final = (SPEED, *(name for name in FIGURES if name != LATE_FIGURE))
+LATENCIES: Final = ("first text", "between texts", "whole answer")  # how the figures begin that are of a time which is drawn
+LATE_AMONG: Final = "first text p50, ms"  # where a late prompt's first text stands, in a line of its own
 BESIDE: Final[dict[str, Any]] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "frameon": False, "fontsize": 8}
 TIMES_MOST: Final = 8.0  # better or worse, that is drawn; the number says how far beyond it lies
 
@@ -39,16 +44,61 @@ def draw(runs: Sequence[Run], folder: Path) -> None:
             draw_bars(run["data"]["sides"], str(folder / plot_of(run, "bars")), run["name"])
             plot_latency(_latency_sides(run), str(folder / plot_of(run, "latency")), run["name"])
     if found := standings(with_sizes_alone(runs)):
-        draw_glance(found, str(folder / GLANCE_PLOT))
+        draw_glance([rung for _, rung in surest(in_order(runs, "ladder"))], found, str(folder / GLANCE_PLOT))
 
 
-def draw_glance(found: Sequence[Standing], path: str) -> None:
-    """How many times better ours is, a panel for each figure and a line for each run, with the interval; right of 1 is better."""
+def draw_glance(rungs: Sequence[Run], found: Sequence[Standing], path: str) -> None:
+    """What serving costs beside bare llama.cpp, of these rungs, over who is faster at what."""
+    served = [rung for rung in rungs if rung["stages"][0]["name"] == FLOOR and served_of(rung) is not None]
+    found = [one if one.figure != LATE_FIGURE else attrs.evolve(one, run=f"{one.run}, the long one", figure=LATE_AMONG) for one in found]
     names = list(dict.fromkeys(one.run for one in found))
-    by_figure = {name: [one for one in found if one.figure == name] for name in AT_A_GLANCE}
-    shown = {name: some for name, some in by_figure.items() if some}
-    figure, axes = pyplot().subplots(1, len(shown), figsize=(2 * len(shown) + 1, 1 + 0.26 * len(names)), sharey=True, squeeze=False)
-    for (name, some), axis in zip(shown.items(), axes[0], strict=True):
+    shown = [name for name in AT_A_GLANCE if any(one.figure == name for one in found)]
+    heights = [0.7 + 0.4 * len(served), 1 + 0.26 * len(names)] if served else [1 + 0.26 * len(names)]
+    whole = pyplot().figure(figsize=(2 * len(shown) + 1, sum(heights)), layout="constrained")
+    *upper, lower = whole.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part in upper:
+        _draw_served(served, part)
+    _draw_standings(found, names, shown, lower)
+    save(whole, path)
+
+
+def _draw_served(rungs: Sequence[Run], part: Any) -> None:
+    """What is left of bare llama.cpp's tokens/s, with the interval, and what a step takes outside llama.cpp, by its parts."""
+    left, right = part.subplots(1, 2)
+    left.axvline(1.0, color="black", linewidth=0.8)
+    at_ms: dict[int, float] = {}
+    for place, rung in enumerate(rungs):
+        floor, served = rung["stages"][0], served_of(rung)
+        assert served is not None
+        compared = by_start(rung, served, floor)
+        ends = [compared.ratio if end is None else end for end in (compared.low, compared.high)]
+        left.plot(ends, [place, place], color=OURS, linewidth=1.6)
+        left.plot([compared.ratio], [place], marker="o", markersize=4, color=OURS)
+        left.annotate(f"{compared.ratio:.3f}", (0.99, place), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
+        for name, color in PARTS_COLORS.items():
+            ms = served.get("spent_us_per_step", {}).get(name, 0.0) / 1000
+            right.barh(place, ms, left=at_ms.get(place, 0.0), color=color, height=0.6)
+            at_ms[place] = at_ms.get(place, 0.0) + ms
+        whole_ms = sum(served.get("spent_us_per_step", {}).values()) / 1000
+        if whole_ms:
+            right.annotate(f" {at_ms[place]:.1f} of {whole_ms:.0f} ms", (at_ms[place], place), va="center", fontsize=7)
+    for axis in (left, right):
+        axis.set_yticks(range(len(rungs)), [rung_title(rung) for rung in rungs])
+        axis.set_ylim(len(rungs) - 0.5, -0.7)
+        axis.grid(visible=True, axis="y", alpha=0.3)
+    left.margins(x=0.25)
+    right.margins(x=0.25)
+    left.set_title(f"What is left of bare llama.cpp's tokens/s when it is streamed over HTTP (95 %; {SERVED} over {FLOOR})", fontsize=8)
+    right.set_title("What a step takes outside llama.cpp, ms", fontsize=8)
+    handles = [pyplot().Rectangle((0, 0), 1, 1, color=color) for color in PARTS_COLORS.values()]
+    right.legend(handles, [PARTS[name] for name in PARTS_COLORS], **BESIDE)
+
+
+def _draw_standings(found: Sequence[Standing], names: Sequence[str], shown: Sequence[str], part: Any) -> None:
+    """How many times better ours is, a panel for each figure and a line for each run, with the interval; right of 1 is better."""
+    axes = part.subplots(1, len(shown), sharey=True, squeeze=False)
+    for name, axis in zip(shown, axes[0], strict=True):
+        some = [one for one in found if one.figure == name]
         axis.axvline(1.0, color="black", linewidth=0.8)
         for one in some:
             place, color = names.index(one.run), VERDICT_COLORS[one.verdict]
@@ -65,9 +115,8 @@ def draw_glance(found: Sequence[Standing], path: str) -> None:
     axes[0][0].invert_yaxis()
     handles = [pyplot().Line2D([], [], marker="o", color=color) for color in VERDICT_COLORS.values()]
     labels = ["cLLM is better", "cLLM is worse", "not told apart"]
-    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, bbox_to_anchor=(0.5, -0.02))
-    figure.suptitle("How many times better cLLM is than the other server's best setting for each figure (95 %)", y=0.97)
-    save(figure, path)
+    part.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    part.suptitle("How many times better cLLM is than the other server's best setting for each figure (95 %)")
 
 
 def _ends(one: Standing) -> tuple[float, float, float]:
@@ -181,7 +230,7 @@ def _medians(sides: Sequence[Run], figure: str, whose: str) -> dict[int, float]:
 
 def _latency_sides(run: Run) -> dict[str, dict[str, list[float]]]:
     """The settings that are the best at some latency, or all if none is compared by it, and ours beside each, in the same minutes."""
-    best = {(row["peer"], row["setting"]) for row in run["data"]["best"] if row["figure"].endswith("ms")}
+    best = {(row["peer"], row["setting"]) for row in best_figures(run) if row["figure"].startswith(LATENCIES)}
     found = {}
     for side in run["data"]["sides"]:
         if not best or (side["peer"], side["setting"]) in best:

@@ -411,6 +411,8 @@ def _goes_on_reasoning(dialect: Dialect, conversation: Conversation, text: str) 
         return False
     final, reader = conversation.messages[-1], ReasoningReader(tags, opened=False)
     content, reasoning = plain_text(final.get("content")), (final.get("reasoning_content") or "").strip()
+    if content.strip() and text[text.rfind(tags.opening) + len(tags.opening) :].strip() == content.strip():
+        return True  # the template itself has opened a reasoning before it
     for start in range(0, len(content), N_CHARS_READ):  # the reader keeps what it is given, and copies that at each tag
         reader.push(content[start : start + N_CHARS_READ])
         if reader.is_past:

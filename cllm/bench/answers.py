@@ -14,6 +14,7 @@ from cllm.bench.workloads import Ask
 DONE: Final = b"[DONE]"
 N_MESSAGE_MAX: Final = 300
 GIVEN_UP: Final = ("error", "abort")  # finish reasons of answers that are none
+OVER: Final = "the pass was over before"  # the error of what was under way when a pass was cut
 
 
 @attrs.define(kw_only=True)
@@ -239,6 +240,14 @@ class Pass:
     def ttfts_s(self) -> list[float]:
         """The times to the first text."""
         return ttfts_s(answer for answer in self.answers if not answer.is_failed)
+
+    def cut(self, ttft_s: float) -> tuple[Pass, int]:
+        """Of a pass that was cut, what is known: what had ended, and who had waited for text for longer than `ttft_s`, which no end could
+        make good. And how many others were under way, of whom nothing can be said but their tokens.
+        """
+        sent = [answer for answer in self.answers if answer.ended_at or answer.error == OVER]
+        known = [answer for answer in sent if answer.ended_at or (not answer.chunks_at and self.wall_s - answer.sent_at > ttft_s)]
+        return attrs.evolve(self, answers=known), len(sent) - len(known)
 
     def check(self, asks: list[Ask]) -> None:
         """Refuse a pass in which anybody got anything but what was asked for."""

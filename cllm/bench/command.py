@@ -201,7 +201,7 @@ def _client(order: Order, dialect: Dialect) -> Client:
 
 
 async def _passes(order: Order, client: Client, interruption: Interruption) -> list[Measured]:
-    """All of them, or as far as it comes: the last one may be cut short, and then has what was answered."""
+    """All of them, or as far as it comes: the last one may be cut short, and then has what was known by then."""
     measured: list[Measured] = []
 
     async def add(title: str, number: int, rate: float | None) -> None:
@@ -220,7 +220,7 @@ async def _passes(order: Order, client: Client, interruption: Interruption) -> l
 
 
 async def _pass(order: Order, client: Client, title: str, number: int, rate: float | None, interruption: Interruption) -> Measured | None:
-    """One pass; None when it was cut before anything was answered."""
+    """One pass; None when it was cut before anything was known of any answer."""
     seed = order.seed + 1_000_003 * number  # a pass that repeats another's prompts would find them cached
     work = order.workload.make(client.dialect.n_vocab or N_VOCAB_UNKNOWN, seed)
     pid = process.listening_pid(order.target.port) if is_loopback(order.target.host) else None
@@ -233,15 +233,22 @@ async def _pass(order: Order, client: Client, title: str, number: int, rate: flo
             done = await open_loop(client, work, rate, seed=seed, progress=progress, scope=interruption.scope)
     interruption.scope, is_cut = trio.CancelScope(), interruption.number is not None
     has_late = bool(work.late) and bool(done.answers[-1].ended_at)
+    whole, n_under_way = done, None
     if is_cut:
-        title, done = f"{title}, cut short", attrs.evolve(done, answers=[answer for answer in done.answers if answer.ended_at])
+        title, (done, n_under_way) = f"{title}, cut short", whole.cut(order.goal.ttft_s)
     if not done.answers:
         return None
     cpu_after_s = process.cpu_s(pid) if pid else None
     spent_s = cpu_after_s - cpu_s if cpu_after_s is not None and cpu_s is not None else None
     rss_mb = process.rss_peak_mb(pid) if pid else None
-    summary = summarize(done, order.goal, server_cpu_s=spent_s, rss_peak_mb=rss_mb, has_late=has_late)
-    return Measured(title, done, attrs.evolve(summary, server_process=process.name_of(pid) if pid else None), has_late)
+    summary = attrs.evolve(
+        summarize(done, order.goal, server_cpu_s=spent_s, rss_peak_mb=rss_mb, has_late=has_late),
+        n_generated=sum(answer.n_generated for answer in whole.answers),
+        tokens_per_s=whole.tokens_per_s,  # those of answers under way were computed and sent, too
+        n_under_way=n_under_way,
+        server_process=process.name_of(pid) if pid else None,
+    )
+    return Measured(title, done, summary, has_late)
 
 
 def curves(done: Pass, *, has_late: bool = False) -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from cllm.bench.answers import Exchange, Pass, answer_of
+from cllm.bench.answers import OVER, Exchange, Pass, answer_of
 from cllm.bench.http import BrokenResponse, ResponseReader
 from cllm.bench.target import Client, Target
 from cllm.bench.workloads import Ask, Work, arrivals
@@ -133,7 +133,7 @@ class _Loop:
                 on_started()
 
         record.sent_at = self.now() if due_at is None else due_at  # that the machine had no time to send it counts as waiting
-        record.error = "the pass was over before"  # stands if this is cancelled
+        record.error = OVER  # stands if this is cancelled
         try:
             with trio.fail_after(REQUEST_S):
                 reader = await self._connections.fetch(self._requests[number], take)

@@ -87,6 +87,7 @@ class Summary:
     goodput_per_s: float  # good answers
     goodput_share: float  # of all requests
     client_cpu_s: float
+    n_under_way: int | None = None  # of a pass that was cut: not among the requests, their tokens are among those generated
     server_cpu_s: float | None = None
     server_rss_peak_mb: float | None = None  # since the server's start
     server_process: str | None = None  # whose these are: it listens on the port, and may be a tunnel to the server

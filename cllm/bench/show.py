@@ -82,6 +82,7 @@ def rows(summary: Summary) -> dict[str, str]:
         "good requests": f"{summary.goodput_share:.0%}",
         "requests": f"{summary.n_requests}",
         "failed": f"{summary.n_failed}",
+        **({} if summary.n_under_way is None else {"under way when it was cut": f"{summary.n_under_way}"}),
         "with exactly the asked tokens": f"{summary.n_requests - summary.n_inexact - summary.n_uncounted}",
         **({"with tokens that nobody counted": f"{summary.n_uncounted}"} if summary.n_uncounted else {}),
         **({"prompt tokens": f"{summary.n_prompt}"} if summary.n_prompt else {}),  # where the server tells of them

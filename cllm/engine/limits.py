@@ -32,6 +32,7 @@ class Limits:
     key_weights: Mapping[str, float] = attrs.field(factory=dict)  # of keys that are not to count 1
     key_caps: Mapping[str, int] = attrs.field(factory=dict)  # sequences that a key may have under way
     key_cap: int | None = None  # of the other keys
+    key_priorities: Mapping[str, int] = attrs.field(factory=dict)  # of their requests that name none, where it is not 0
     keeps_prefixes: bool = False  # whether sequences share cells, and leave theirs to others
     can_share: bool = False  # what the model's memory can do, see cllm.backend.Capabilities
     can_trim: bool = False

@@ -70,10 +70,12 @@ class _Measurement:
         self._needed_s = 0.0  # of the time since, by the least that each step took
         self._is_cut_short = False
         self._used: set[int] = set()  # slots that are not empty
+        self._n_ctx = min(model.n_cells_slot, model.info.n_ctx_train)  # positions of a slot: more are asked for by no request either
         self._rows_s: dict[int, float] = {}
         self._n_deep = 0  # cells of slot 0, where it is not empty
         is_able = isinstance(model, LaysOut) and model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}
-        self._can_lie_apart = is_able and model.capabilities.can_save
+        is_pool = model.capabilities.kv_layout is KvLayout.UNIFIED  # else they lie apart already, and are to go on so
+        self._can_lie_apart = is_able and is_pool and model.capabilities.can_save
         self._slow = 1.0  # times as long as usual all of it may take
         self._told = 0.0
 
@@ -113,7 +115,7 @@ class _Measurement:
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _measure_rows(self) -> None:
-        n_max = min(self._model.n_rows_max, self._model.n_cells_slot, self._model.n_cells)
+        n_max = min(self._model.n_rows_max, self._n_ctx)
         for i, n in enumerate(n for n in ROWS if n <= n_max):
             if i < N_ROWS_NEEDED or self._has_time(SHARE_ROWS, self._expected_s(n)):
                 self._rows_s[n] = self._least_s(n, 0)
@@ -149,7 +151,7 @@ class _Measurement:
         """What outputs add: the same step with and without them, some time apart: see `_has_changed`."""
         added: dict[int, float] = {}
         for n in OUTPUTS:
-            if n > min(self._model.n_slots, self._model.n_rows_max, self._model.n_cells):
+            if n > min(self._model.n_slots, self._model.n_rows_max, self._n_ctx):  # without outputs, they are all in one slot
                 continue
             if not added or self._has_time(SHARE_OUTPUTS, 2 * self._expected_s(n)):
                 bare_s = self._rows_s[n] if n in self._rows_s else self._least_s(n, 0)
@@ -162,7 +164,7 @@ class _Measurement:
         Returns seconds for each cell, in a step, in a step for each row, and for so many rows that see it; and a curve's fields of moves.
         """
         model = self._model
-        n_cells = min(N_CELLS_SAVED, model.n_cells_slot // 2, model.n_rows_max)
+        n_cells = min(N_CELLS_SAVED, self._n_ctx // 2, model.n_rows_max)
         n_copies = min(N_CELLS_FULL, model.n_cells // 2) // max(n_cells, 1)
         n_copies = min(n_copies, model.n_slots - 2)
         is_large = n_cells >= N_ROWS_MANY and n_copies >= N_COPIES_LEAST
@@ -214,8 +216,8 @@ class _Measurement:
             has_time = not found or self._has_time(1.0, N_DEEP * self._expected_s(n))
             n_then = self._n_deep + N_DEEP * n
             is_pool = self._model.n_cells_slot == self._model.n_cells
-            has_room = n <= self._model.n_rows_max and n_then + (n_kept if is_pool else 0) <= self._model.n_cells_slot
-            if has_time and has_room:
+            has_room = n_then <= self._n_ctx and n_then + (n_kept if is_pool else 0) <= self._model.n_cells_slot
+            if has_time and has_room and n <= self._model.n_rows_max:
                 found[n] = median(self._deep_pair_s(n) for _ in range(N_DEEP))
                 self._tell()
         if N_TOGETHER not in found:
@@ -243,9 +245,9 @@ class _Measurement:
         if not isinstance(model, LaysOut) or not self._can_lie_apart:
             return None
         n_slots = min(N_SLOTS_MEASURED, model.n_cells // N_CELLS_PART, model.n_rows_max)
-        n_cells = min(N_CELLS_SAVED, model.n_rows_max)
+        n_cells = min(N_CELLS_SAVED, model.n_rows_max, self._n_ctx - N_REPEATS_APART)
         most_s = self._slow * APART_S_MAX
-        if n_slots < 2 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > most_s:
+        if n_slots < 2 or n_cells < 1 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > most_s:
             return None
         states: dict[KvLayout, bytes] = {}
         pooled_s, apart_s = math.inf, math.inf

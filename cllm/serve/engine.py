@@ -169,7 +169,7 @@ class Engine:
         refusals = []
         for key in _keys_to_ask(loop.scheduler):
             try:
-                self.check_accepting(key=key)
+                self.check_accepting(key=key, priority=loop.scheduler.limits.key_priorities.get(key, 0))
                 return
             except Unavailable as error:
                 refusals.append(error)

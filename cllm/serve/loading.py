@@ -315,6 +315,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         key_weights={key.name: key.weight for key in keys},
         key_caps={key.name: key.cap for key in keys if key.cap is not None},
         key_cap=settings.key_cap if keys else None,
+        key_priorities={key.name: key.priority for key in keys if key.priority is not None and key.priority > 0},
         keeps_prefixes=settings.prefix_cache,
         can_share=can.can_share,
         can_trim=can.can_trim,

@@ -49,7 +49,7 @@ class TemplateFeatures:
     takes_several_calls: bool  # in one message, or it shows none at all
     shows_calls: bool  # earlier calls reach the prompt
     written_call: str  # a conversation that ends with a call of `look_up`; "" where it renders none
-    reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", or "thinking"
+    reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", "thinking", or "tool_plan"
     wants_reasoning_in_parts: bool  # as a part of the content, of the type "thinking"
     efforts: tuple[str, ...]  # what it takes for `reasoning_effort`, if it knows that variable
     joins_reasoning: bool  # it takes the content of a message that calls for reasoning, and refuses both
@@ -163,7 +163,7 @@ class _Prober:
 
     def reasoning_shape(self) -> tuple[str, bool, bool]:
         """Return `reasoning_name`, `joins_reasoning` and `wants_reasoning_in_parts` of the features."""
-        names = (REASONING, "thinking")
+        names = (REASONING, "thinking", "tool_plan")
         name = next((name for name in names if _NEEDLE in self.shows(self.called(**{name: _NEEDLE}))), None)
         if name is None:
             parts = [thought_part(_NEEDLE), text_part(_OTHER_NEEDLE)]

@@ -85,9 +85,11 @@ class ChatTemplate:
         _check_variables(kwargs)
         normal = self.normalize(messages)
         if continue_final_message:
-            marked = _marked(normal, self.features.reasoning_name)
-            texts = (self._told(one, timeout_s, tools=tools, add_generation_prompt=False, **kwargs) for one in marked)
-            return _cut_at_mark(next((text for text in texts if _END_MARK.strip() in text), ""))
+            for marked, says_something in _marked(normal, self.features.reasoning_name):
+                text = self._told(marked, timeout_s, tools=tools, add_generation_prompt=False, **kwargs)
+                if _END_MARK.strip() in text:
+                    return _cut_at_mark(text, says_something)
+            raise InvalidRequest("the chat template does not show the last message, so there is nothing to go on from", param="messages")
         return self._told(normal, timeout_s, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -224,8 +226,10 @@ def n_chars(value: Any) -> int:
 # --- going on from the final message ------------------------------------------------------------------------------------------
 
 
-def _marked(messages: list[Message], reasoning_name: str) -> Iterator[list[Message]]:
-    """Give `messages` with a mark where the last one ends: searching for its text would find repetitions, or miss a trimmed one.
+def _marked(messages: list[Message], reasoning_name: str) -> Iterator[tuple[list[Message], bool]]:
+    """Give `messages` with a mark where the last one ends, and whether there is any text of it before that.
+
+    Searching for its text would find repetitions, or miss a trimmed one.
 
     One that has reasoning alone ends in that, or, for templates that do not show it, in the content that it has not.
     """
@@ -234,21 +238,20 @@ def _marked(messages: list[Message], reasoning_name: str) -> Iterator[list[Messa
     final = messages[-1]
     content = final.get("content")
     if final.get(reasoning_name) and not plain_text(content):
-        yield [*messages[:-1], final | {reasoning_name: final[reasoning_name] + _END_MARK}]
+        yield [*messages[:-1], final | {reasoning_name: final[reasoning_name] + _END_MARK}], True
+    says_something = bool(plain_text(content).strip())
     if isinstance(content, list) and content:
         name = content[-1]["type"]
         content = [*content[:-1], content[-1] | {name: content[-1][name] + _END_MARK}]
     else:
         content = (content or "") + _END_MARK
-    yield [*messages[:-1], final | {"content": content}]
+    yield [*messages[:-1], final | {"content": content}], says_something
 
 
-def _cut_at_mark(text: str) -> str:
+def _cut_at_mark(text: str, says_something: bool) -> str:
     pos = text.rfind(_END_MARK.strip())
-    if pos < 0:
-        raise InvalidRequest("the chat template does not show the last message, so there is nothing to go on from", param="messages")
-    # Without the mark a template that trims would have trimmed the message itself.
-    return text[:pos] if text.startswith(_END_MARK, pos) else text[:pos].rstrip()
+    # Without the mark a template that trims would have trimmed the message itself, but not what it writes before one that says nothing.
+    return text[:pos].rstrip() if says_something and not text.startswith(_END_MARK, pos) else text[:pos]
 
 
 # --- shapes of messages -------------------------------------------------------------------------------------------------------

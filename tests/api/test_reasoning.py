@@ -186,6 +186,19 @@ async def test_an_answer_that_was_cut_in_its_reasoning_is_gone_on_with_there(ser
     assert reasoning_of(whole) == "", "what has content has done with its reasoning"
 
 
+OPENS_LAST = (  # as Nemotron Nano's, which writes the last message behind an opening tag of its own
+    "{% for message in messages %}<turn>{{ message.role }}\n"
+    "{% if loop.last and message.role == 'assistant' %}<think>\n{{ message.content | trim }}{% else %}{{ message.content }}<end>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<turn>assistant\n<think>\n{% endif %}"
+)
+
+
+async def test_what_goes_on_behind_a_tag_that_the_template_has_opened_is_reasoning(serve: Any) -> None:
+    async with serve(says(THOUGHT, OPENS_LAST)) as api:
+        answer = await api.chat(messages=begun("hm"), **GOES_ON)
+    assert (reasoning_of(answer), answer.text()) == (", so", "It is 5.")
+
+
 async def test_a_template_that_shows_no_reasoning_goes_on_without(serve: Any) -> None:
     cut = {"role": "assistant", "content": "", "reasoning_content": "hm,"}
     async with serve(says(THOUGHT)) as api:

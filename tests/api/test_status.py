@@ -71,7 +71,7 @@ async def test_a_dead_engine_is_not_healthy(loading: Any) -> None:
     assert chat.status == 503
 
 
-@pytest.mark.parametrize("keys", [(), ("k",)])
+@pytest.mark.parametrize("keys", [(), ("k",), ("k priority=5",)])
 async def test_a_full_queue_is_not_ready_and_503_with_retry_after(serve: Any, keys: tuple[str, ...]) -> None:
     go_on = threading.Event()
     model = FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None)

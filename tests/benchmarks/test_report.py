@@ -499,6 +499,12 @@ def test_a_row_names_the_widest_instructions_of_its_machine(instructions: str | 
     assert when({"date": "2026-11-28", "machine": machine, "data": {}}) == f"2026-11-28{told}"
 
 
+def test_a_row_whose_pairs_are_of_several_days_says_from_when_to_when_they_are() -> None:
+    run = {**run_of({"runs": [{"date": day} for day in ("2026-11-29", "2026-11-27", "2026-11-30")]}), "date": "2026-11-30"}
+    assert when({**run, "machine": {}}) == "2026-11-27 to 2026-11-30"
+    assert when({**run, "machine": {}, "data": {"runs": [{"date": "2026-11-30"}]}}) == "2026-11-30"
+
+
 def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     runs = results.read_all(folder)
     text = f"before\n{BEGIN}\nstale\n{END}\nafter\n"
@@ -633,6 +639,31 @@ def test_bars_stand_in_pairs_for_each_setting_over_the_same_passes(folder: Path,
     # Of tokens/s, beside the ticks: three pairs of ours in two of the settings; theirs at half, twice and 0.9 of ours.
     assert [text for text in texts if text in ("11", "5.5", "22", "9")] == ["11", "11", "5.5", "22", "9"]
     assert texts.count("cLLM") == 1
+
+
+def test_one_picture_has_what_serving_costs_and_who_is_faster_the_late_prompt_in_a_line_of_its_own(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
+    from benchmarks.reporting.plots import draw
+
+    runs = results.read_all(folder)
+    for one in (run for run in of_kind(runs, "peers")[0]["data"]["sides"]):
+        one["figures"]["first text of the late one, ms"] = one["figures"]["first text p50, ms"]
+    draw(runs, tmp_path)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / GLANCE_PLOT).read_text("utf-8"))
+    assert texts.count("8 at a time") == 2
+    assert "0.970" in texts, "of native's tokens/s"
+    assert " 1.0 of 10 ms" in texts, "of a step of what is served"
+    assert [text for text in texts if text.startswith("seed-40x8*")] == ["seed-40x8*", "seed-40x8*, the long one"]
+
+
+def test_latencies_are_drawn_of_those_who_are_the_best_by_the_pairs_that_are_kept() -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
+    from benchmarks.reporting.plots import _latency_sides
+
+    data = matches.page([side("-b 32", 0.5), side("-b 64", 2.0)])
+    stale = [{**row, "setting": "-b 32"} for row in data["best"]]
+    for best in (data["best"], stale):
+        assert list(_latency_sides(run_of({**data, "best": best}))) == ["cLLM beside llama-server -b 64", "llama-server -b 64"]
 
 
 def test_there_is_no_bar_for_what_is_not_known_or_not_to_be_compared(folder: Path, tmp_path: Path) -> None:

@@ -217,6 +217,30 @@ def test_a_small_model_is_measured_as_far_as_it_goes(small: dict[str, int]) -> N
     assert measured(TimedModel(row_s=0.001, **small)).rows[0][0] == 1
 
 
+class Positioned(TimedModel):
+    """One that has as many positions as it was trained for, as where they are rows of a table."""
+
+    def _take(self, batch: Batch) -> None:
+        if batch.positions[: batch.n_rows].max() >= self.info.n_ctx_train:
+            raise IndexError("there is no such position")
+        super()._take(batch)
+
+
+@pytest.mark.parametrize("lays_out", [False, True])
+@pytest.mark.parametrize("n_ctx_train", [2, 20, 40, 130, 256])
+def test_no_position_is_measured_that_no_sequence_may_have(n_ctx_train: int, lays_out: bool) -> None:
+    """Of 130, a slot that is as long as those that are copied has two more rows, and generates three times."""
+    curve = measured(Positioned(row_s=0.0001, attended_s=8e-6, n_cells=16384, n_ctx_train=n_ctx_train, lays_out=lays_out))
+    assert max(n for n, _ in curve.rows) <= n_ctx_train
+    assert (curve.restore_cell_s is not None) == (n_ctx_train >= 32), "as much is measured as goes"
+    assert (curve.apart_gain_cell_s is not None) == (lays_out and n_ctx_train > 3)
+
+
+def test_of_parts_that_are_smaller_than_there_are_slots_as_many_outputs_are_measured_as_rows() -> None:
+    curve = measured(TimedModel(row_s=0.0001, n_cells=4096, n_slots=128, kv_layout=KvLayout.STREAMS))
+    assert max(n for n, _ in curve.rows) == max(n for n, _ in curve.outputs) == 32
+
+
 def test_who_stops_the_load_stops_measuring() -> None:
     model = TimedModel()
     with pytest.raises(LoadAborted):
@@ -475,6 +499,12 @@ def test_of_two_slow_cores_it_is_known_what_cells_cost_and_gain_apart() -> None:
     assert curve.restore_cell_s is not None
     assert curve.apart_gain_cell_s == pytest.approx(DearInAPool.GAIN_S, rel=0.05)
     assert not curve.is_cut_short
+
+
+def test_cells_that_were_to_lie_apart_stay_so_though_they_could_be_pooled() -> None:
+    model = TimedModel(row_s=0.0001, n_slots=8, kv_layout=KvLayout.STREAMS, lays_out=True)
+    assert measured(model).apart_gain_cell_s is None
+    assert (model.capabilities.kv_layout, model.n_cells_slot) == (KvLayout.STREAMS, 4096 // 8)
 
 
 def test_where_something_holds_that_up_one_turn_is_enough() -> None:

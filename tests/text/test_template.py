@@ -215,6 +215,8 @@ def test_reasoning_before_a_call_is_told_by_the_name_that_the_template_has_for_i
     assert f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant to=functions.look_up<|channel|>commentary json" in text
     assert made(STYLE["qwen"]).features.reasoning_name == made(STYLE["mistral"]).features.reasoning_name == "reasoning_content"
     assert calling["reasoning_content"] == "hm"
+    planned = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<{{ m.tool_plan }}>{{ c.function.name }}{% endfor %}"
+    assert made(planned + "{% endfor %}").render([said("user", "Look"), calling, said("tool", "found")]).count("<hm>look_up") == 1
 
 
 def test_arguments_are_objects_where_a_template_writes_these_in_a_way_of_its_own() -> None:
@@ -429,6 +431,8 @@ def test_normalising_leaves_the_callers_messages_alone() -> None:
     [
         ("qwen", "Once ", "<|im_start|>assistant\nOnce "),
         ("qwen", "", "<|im_start|>assistant\n"),
+        ("llama3", "", "<|start_header_id|>assistant<|end_header_id|>\n\n"),  # this trims the message, and not its own header
+        ("gemma", " ", "<start_of_turn>model\n"),
         ("mistral", "Once  ", "[/INST] Once"),  # this template trims, so the space would never have been seen
         ("gemma", "Hello", "<start_of_turn>model\nHello"),  # the user said the same
         ("phi", "Once\n", "<|assistant|>\nOnce\n"),
