@@ -100,8 +100,8 @@ class DiskTier:
         """
         offload = memory.offload
         usable = tokens[:-1]  # the last one is computed in any case, and what ends with it cannot be cut back everywhere
-        if offload is None or not self._leads(key, usable, 0, offload.pool):
-            return
+        if offload is None or self._tree.n_leading(self._files.hidden(key), usable) < N_CELLS_LEAST:
+            return  # no file is about this text, be it with a beginning that is in another place
         n_kept = memory.n_kept(key, tokens)
         chain = self._leads(key, usable, n_kept, offload.pool)
         if chain is None:  # nor is anybody else's reading waited for
@@ -200,15 +200,18 @@ class DiskTier:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def offer(self, pieces: Iterable[Piece]) -> None:
-        """Have `pieces` written, soon. What comes faster than the disk can take it is let go, the oldest first."""
+        """Have `pieces` written, soon. What comes faster than the disk can take it is let go, oldest first, but none for what is there."""
         for piece in pieces:
+            if self._n_bytes_owed + piece.n_bytes > N_BYTES_OWED_MAX and self._stored_of(piece) is not None:
+                continue
             self._owed.append(piece)
             self._n_bytes_owed += piece.n_bytes
         if not self._owed:
             return
         while self._n_bytes_owed > N_BYTES_OWED_MAX and len(self._owed) > 1:
-            self._n_bytes_owed -= self._owed.popleft().n_bytes
-            self.totals.n_lost += 1
+            oldest = self._owed.popleft()
+            self._n_bytes_owed -= oldest.n_bytes
+            self.totals.n_lost += self._stored_of(oldest) is None
         self._work.set()
 
     def refuse(self, pieces: Iterable[Piece]) -> None:
@@ -276,7 +279,7 @@ class DiskTier:
         while self._owed:
             piece = self._owed[0]
             if self.rests:
-                self.totals.n_lost += 1
+                self.totals.n_lost += self._stored_of(piece) is None
             else:
                 await self.write(piece)  # if that is cancelled it is owed still
             if self._owed and self._owed[0] is piece:

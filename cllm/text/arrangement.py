@@ -25,6 +25,18 @@ class Takes(Protocol):
         """One at the beginning, also if the last turn is not the user's; some write it into his last turn, and only if that is the last."""
 
     @property
+    def takes_system_alone(self) -> bool:
+        """One that nothing follows."""
+
+    @property
+    def takes_answers_first(self) -> bool:
+        """A turn of the model's before any of the user's."""
+
+    @property
+    def wants_parts(self) -> bool:
+        """Content is a list of parts."""
+
+    @property
     def takes_neighbours(self) -> bool:
         """Two turns of the user's, one after the other."""
 
@@ -70,6 +82,7 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     elif not takes.takes_system_anywhere:
         n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
         messages = [*_joined(messages[:n_leading]), *_told_by_users(messages[n_leading:])]
+    messages = _asked_first(messages, takes)
     if not (takes.takes_neighbours and takes.takes_text_after_results):
         messages = _apart(messages, takes)
     if not takes.takes_system_before_results:  # now that what is said after a result is no turn of its own any more
@@ -185,6 +198,18 @@ def _told_by_users(messages: list[Message]) -> list[Message]:
     if pending:
         told.append([_user(pending)])
     return [_one(turns) for turns in told]
+
+
+def _asked_first(messages: list[Message], takes: Takes) -> list[Message]:
+    """A user's turn at the beginning where the template wants one: what the system said last, or where it said nothing an empty one."""
+    n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+    leading, rest = messages[:n_leading], messages[n_leading:]
+    if not messages or (rest and rest[0].get("role") != "assistant"):
+        return messages
+    if takes.takes_answers_first if rest else takes.takes_system_alone:
+        return messages
+    nothing = [{"type": "text", "text": ""}] if takes.wants_parts else ""
+    return [*leading[:-1], _user([leading[-1]["content"] if leading else nothing]), *rest]
 
 
 def _told_in_last_question(messages: list[Message]) -> list[Message]:

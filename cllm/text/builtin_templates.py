@@ -21,7 +21,7 @@ _MISTRAL_TURNS: Final = """\
 {%- for message in messages %}
     {%- set content = message.content or '' %}
     {%- if message.role not in ('system', 'user') %}
-        {{- 'TRAIL' + ANSWER + eos_token }}
+        {{- ('LEAD[/INST]' if turn.is_begun and not turn.is_asked else '') + 'TRAIL' + ANSWER + eos_token }}
         {%- set turn.is_begun = false %}
         {%- set turn.is_asked = false %}
     {%- elif turn.is_asked %}
@@ -33,6 +33,7 @@ _MISTRAL_TURNS: Final = """\
         {{- content + ('LEAD[/INST]' if turn.is_asked else '\\n\\n') }}
     {%- endif %}
 {%- endfor %}
+{{- 'LEAD[/INST]' if turn.is_begun and not turn.is_asked else '' }}
 """
 
 _MISTRAL_MARKS: Final = """\

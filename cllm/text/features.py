@@ -32,6 +32,8 @@ class TemplateFeatures:
     supports_system: bool  # a system message at the beginning reaches the prompt
     takes_system_before_results: bool  # one at the beginning, also if the last turn is not the user's
     takes_system_anywhere: bool  # several of them, also between other turns
+    takes_system_alone: bool  # one that nothing follows
+    takes_answers_first: bool  # a turn of the model's before any of the user's
     takes_neighbours: bool  # two of the user's turns, one after the other
     takes_text_after_results: bool  # a user's turn after a tool's result
     takes_empty_turns: bool  # one of the model's that says and calls nothing
@@ -92,6 +94,14 @@ class _Prober:
         one, other, hello = self.said("system", _NEEDLE), self.said("system", _OTHER_NEEDLE), self.said("user", "hello")
         late = [one, hello, other], [one, hello, self.said("assistant", "so"), other, hello]
         return all(self.shows_both(messages) for messages in ([one, other, hello], *late))
+
+    def takes_system_alone(self) -> bool:
+        system = self.said("system", _NEEDLE)
+        return _NEEDLE in self.shows([system]) or _NEEDLE not in self.shows([system, self.said("user", "hello")])
+
+    def takes_answers_first(self) -> bool:
+        turns = [self.said("assistant", _NEEDLE), self.said("user", _OTHER_NEEDLE)]
+        return self.shows_both(turns) or not self.shows_both([self.said("user", "hello"), *turns])
 
     def takes_neighbours(self) -> bool:
         return self.shows_both([self.said("user", _NEEDLE), self.said("user", _OTHER_NEEDLE)])
@@ -258,6 +268,8 @@ def probe(render: Callable[..., str], source: str, variables: frozenset[str], bo
         supports_system=_NEEDLE in prober.shows([prober.said("system", _NEEDLE), hello]),
         takes_system_before_results=prober.takes_system_before_results(),
         takes_system_anywhere=prober.takes_system_anywhere(),
+        takes_system_alone=prober.takes_system_alone(),
+        takes_answers_first=prober.takes_answers_first(),
         takes_neighbours=prober.takes_neighbours(),
         takes_text_after_results=prober.takes_text_after_results(),
         takes_empty_turns=prober.takes_empty_turns(),

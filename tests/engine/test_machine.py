@@ -161,6 +161,7 @@ class Machine(RuleBasedStateMachine):
         timeout_s=st.sampled_from([None, None, None, 5.0]),
         cache_salt=st.sampled_from(["", "", "", "salt"]),
         cache_prompt=st.sampled_from([True, True, True, False]),
+        group=st.sampled_from(["", "choices"]),  # as those of one request are
         key=st.sampled_from(["", "one", "other"]),
     )
     def submit(

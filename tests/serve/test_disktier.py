@@ -14,7 +14,10 @@ import trio
 import trio.testing
 
 from cllm.config import Settings
+from cllm.engine.limits import MemoryLimits
+from cllm.engine.memory.dealing import Memory
 from cllm.engine.memory.hostpool import HostPool, Piece, n_bytes_of
+from cllm.engine.memory.offload import Offload
 from cllm.engine.memory.prefix import Key
 from cllm.engine.memory.prices import Prices
 from cllm.errors import StepFailed
@@ -115,6 +118,18 @@ async def test_a_pool_that_takes_no_parts_is_brought_what_begins_with_the_text_i
     assert await fetched(tier, TEXT, 100, takes_parts=False) == [first.state]
     assert await fetched(tier, TEXT, 200, takes_parts=False) == []
     assert tier.totals.n_reads == 2
+
+
+async def test_what_goes_on_from_a_beginning_that_is_on_the_host_alone_is_read(tmp_path: Path) -> None:
+    offload = Offload(HostPool(ROOM, can_cut=True), Prices(), can_save_part=True, n_cells_slot=4096, cell_n_bytes=5.0)
+    memory = Memory(MemoryLimits(n_cells=4096, n_slots=4, can_share=True, can_trim=True), offload)
+    offload.pool.put(piece(TEXT[:200]))
+    tier = open_tier(tmp_path)
+    await tier.write(piece(TEXT[:450], 200))
+    await tier.recall(memory, KEY, [*TEXT[:150], *TEXT])  # it begins otherwise
+    assert (tier.totals.n_reads, memory.n_kept(KEY, TEXT)) == (0, 200)
+    await tier.recall(memory, KEY, TEXT)
+    assert (tier.totals.n_reads, memory.n_kept(KEY, TEXT)) == (1, 450)
 
 
 async def test_what_is_written_is_found_by_the_same_process(tmp_path: Path) -> None:
@@ -619,6 +634,18 @@ async def test_pieces_that_come_faster_than_the_disk_takes_them_are_let_go_oldes
     await tier.write_owed()
     assert tier.totals.n_lost == 7
     assert [len(await fetched(tier, [i] * 200)) for i in range(10)] == [0] * 7 + [1] * 3
+
+
+@pytest.mark.parametrize("place", [0, 3])
+async def test_nothing_is_let_go_for_what_is_on_disk_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    monkeypatch.setattr("cllm.serve.disktier.N_BYTES_OWED_MAX", 30_000)
+    tier = open_tier(tmp_path)
+    read, new = [piece([i] * 200) for i in range(3)], piece([9] * 200)
+    for one in read:
+        await tier.write(one)
+    tier.offer([*read[:place], new, *read[place:]])
+    await tier.write_owed()
+    assert (tier.totals.n_lost, await fetched(tier, new.tokens)) == (0, [new.state])
 
 
 # --- with an engine ---------------------------------------------------------------------------------------------------

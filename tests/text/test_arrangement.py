@@ -25,6 +25,9 @@ class Takes:
     supports_system: bool = True
     takes_system_before_results: bool = True
     takes_system_anywhere: bool = True
+    takes_system_alone: bool = True
+    takes_answers_first: bool = True
+    wants_parts: bool = False
     takes_neighbours: bool = True
     takes_text_after_results: bool = True
     takes_several_calls: bool = True
@@ -148,7 +151,25 @@ def test_where_a_turn_takes_one_call_each_has_a_turn_of_its_own_with_its_results
     assert [turn["content"] for turn in arranged(without_ids, Takes(takes_several_calls=False))] == [None, "1", None, "2", "3"]
 
 
-ORDERS = ("supports_system", "takes_system_before_results", "takes_system_anywhere", "takes_neighbours", "takes_text_after_results")
+ORDERS = (
+    "supports_system", "takes_system_before_results", "takes_system_anywhere", "takes_system_alone", "takes_answers_first",
+    "takes_neighbours", "takes_text_after_results",
+)  # fmt: skip
+
+
+def test_where_a_user_is_to_begin_the_systems_last_word_is_his_or_he_says_nothing() -> None:
+    first = {"takes_answers_first": False}
+    assert told("au", **first) == "u: a:a0 u:u1"
+    assert told("sau", **first) == "u:s0 a:a1 u:u2"
+    assert told("ssau", **first) == "s:s0 u:s1 a:a2 u:u3"
+    assert told("sua", **first) == "s:s0 u:u1 a:a2"
+    assert told("s", takes_system_alone=False) == "u:s0"
+    assert told("s", takes_system_alone=False, takes_system_anywhere=False) == "u:s0"
+    assert told("su", takes_system_alone=False) == "s:s0 u:u1"
+    assert arranged(turns("a"), Takes(takes_answers_first=False, wants_parts=True))[0]["content"] == [{"type": "text", "text": ""}]
+    assert arranged([], Takes(takes_answers_first=False, takes_system_alone=False)) == []
+
+
 ANY_TAKES = st.builds(Takes, **{name: st.booleans() for name in ORDERS})
 
 
@@ -156,12 +177,16 @@ ANY_TAKES = st.builds(Takes, **{name: st.booleans() for name in ORDERS})
 def test_any_order_becomes_one_that_is_taken(before: str, after: str, takes: Any) -> None:
     whole = arranged(turns(before + after), takes)
     roles = [turn["role"] for turn in whole]
-    said = [text for turn in whole for text in turn["content"].split("\n\n")]
+    said = [text for turn in whole for text in turn["content"].split("\n\n") if text]
     assert sorted(said) == sorted(turn["content"] for turn in turns(before + after))
     if not takes.supports_system:
         assert "system" not in roles
     elif not takes.takes_system_anywhere:
         assert "system" not in roles[1:]
+    if not takes.takes_answers_first:
+        assert [role for role in roles if role != "system"][:1] != ["assistant"]
+    if not takes.takes_system_alone:
+        assert not roles or set(roles) != {"system"}
     if not takes.takes_neighbours:
         assert all(one != other or one in ("tool", "system") for one, other in itertools.pairwise(roles))
     if not takes.takes_text_after_results:

@@ -458,12 +458,30 @@ def test_a_template_that_hides_the_final_message_cannot_go_on() -> None:
         made("{{ messages[0].content }}").render([said("user", "x"), said("assistant", "y")], continue_final_message=True)
 
 
+FOLDED = (  # as Gemma 3's, which writes what the system says into the user's first turn
+    "{% set sys = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{% for m in (messages[1:] if sys else messages) %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<{{ m.role }}>{{ sys if loop.first }}{{ m.content | trim }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("source", [STYLE["mistral"], STYLE["gemma"], FOLDED], ids=["mistral", "gemma", "folded"])
+@pytest.mark.parametrize(
+    "roles", [("assistant", "user"), ("system", "assistant", "user"), ("system",), ("system", "system"), ("assistant",)]
+)
+def test_a_conversation_that_no_user_begins_is_shown_whole(source: str, roles: tuple[str, ...]) -> None:
+    messages = [said(role, f"word{i}") for i, role in enumerate(roles)]
+    text = made(source).render(messages)
+    assert [i for i in range(len(roles)) if f"word{i}" not in text] == []
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_template_that_raises_refuses_the_messages() -> None:
-    with pytest.raises(InvalidRequest, match="refused: roles must alternate") as refused:
-        made(STYLE["mistral"]).render([said("assistant", "a"), said("user", "b")])
+    with pytest.raises(InvalidRequest, match="refused: Only user and assistant roles") as refused:
+        made(STYLE["mistral"]).render([said("user", "a"), said("function", "b")])
     assert refused.value.param == "messages"
 
 
@@ -710,6 +728,14 @@ def test_what_would_stand_in_the_answers_place_is_a_part_of_the_turn_before(name
     assert [text.rstrip().endswith("[/INST]") and text.count("[/INST]") for text in (two, late)] == [1, 1]
     assert two.index("A") < two.index("B")
     assert "S" in late
+
+
+@pytest.mark.parametrize("name", ["mistral-v1", "mistral-v3", "mistral-v3-tekken"])
+def test_what_a_system_message_has_begun_is_ended_before_an_answer(name: str) -> None:
+    template = ChatTemplate(NAMED[name], bos_token="", eos_token="</s>")
+    texts = [template.render([said(role, role) for role in roles]) for roles in (["system"], ["system", "assistant", "user"])]
+    assert [(text.count("[INST]"), text.count("[/INST]")) for text in texts] == [(1, 1), (2, 2)]
+    assert texts[1].index("system") < texts[1].index("[/INST]") < texts[1].index("assistant")
 
 
 def test_what_is_no_name_is_a_template_and_an_unknown_name_is_none() -> None:
