@@ -104,7 +104,7 @@ class ModelSpec:
     mmap: bool = True
     mlock: bool = False
     loras: tuple[Lora, ...] = ()
-    pooling: Pooling | None = None  # of an embedder; None: as the model says
+    pooling: Pooling | None = None  # of an embedder, which is LoadFailed if it cannot do that one; None: as the model says
     keeps_prefixes: bool = True  # False: what is computed for a request is of no use to another. With steps, the engine sees to it
     options: Mapping[str, str] = attrs.field(factory=dict)  # a plugin's own settings, --backend-option NAME=VALUE
 
@@ -294,7 +294,7 @@ class StepModel(Protocol):
         """Give back all memory; a second call is harmless. After it nothing is called but what may be called from any thread.
 
         A client that leaves does not wait for the thread that tokenises its text: calls of the vocabulary may be under way, which `close`
-        waits for, and may come later, which raise ModelDied where the vocabulary is gone.
+        waits for, and may come later, which raise ModelDied where the vocabulary is gone. A server that ends waits five seconds.
         """
 
 
@@ -468,7 +468,10 @@ class StreamModel(Protocol):
         """Give up a sequence; what is still told of it is not heard. Without effect on one that has ended."""
 
     def close(self) -> None:
-        """Give back everything. Nothing is told afterwards; a second call is harmless. One that was never opened is closed, too."""
+        """Give back everything. Nothing is told afterwards; a second call is harmless. One that was never opened is closed, too.
+
+        It may block; a server that ends waits five seconds for it, and what it has not ended by then is left behind.
+        """
 
 
 @runtime_checkable
@@ -583,6 +586,7 @@ class LaysOut(Protocol):
     """
 
     layouts: frozenset[KvLayout]  # those that it can take, never AUTO; `lay_out` is not called where there is only one
+    """One that can take both and is asked for `KvLayout.AUTO` is loaded as UNIFIED. Where another was asked for, it serves with that."""
 
     def lay_out(self, layout: KvLayout, n_slots: int) -> None:
         """Lay the cells out anew, as one of `layouts`; blocks. Every slot is empty after it, whatever comes of it.

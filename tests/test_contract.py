@@ -85,6 +85,21 @@ def test_a_model_whose_states_do_not_go_from_layout_to_layout_as_it_says_fails_t
     check_fails(run, "test_states_go_from_layout_to_layout")
 
 
+def test_a_model_that_could_be_one_pool_and_does_not_begin_so_fails_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "parted.py").write_text(PARTED)
+    run = run_contract("--backend", "parted:Backend", "-k", "layouts", folder=tmp_path)
+    check_fails(run, "test_where_it_is_left_the_choice_of_layouts_it_begins_as_one_pool")
+
+
+PARTED = """
+from cllm.backend import KvLayout
+from cllm.testing.fake import FakeBackend, FakeModel
+
+class Backend(FakeBackend):
+    def load(self, spec, on_progress):
+        return FakeModel(n_rows_max=spec.n_rows_max, n_slots=4, kv_layout=KvLayout.STREAMS, lays_out=True)
+"""
+
 CARRYING = """
 from cllm.testing.fake import FakeBackend, FakeModel
 
@@ -127,6 +142,10 @@ MISTAKES = {
     "fake_drawing.draw_one = lambda row, draw, key: draw_one(row, attrs.evolve(draw, truncation_temperature=1.0), key)": "truncations_own",
     "import attrs; Model = fake_drawing.DrawingFakeModel; draw = Model.step_and_draw; "
     "Model.step_and_draw = lambda *how: attrs.evolve(drawn := draw(*how), valid=drawn.valid.view('u1'))": "outputs_without_a_draw",
+    "Model = fake_drawing.DrawingFakeModel; draw = Model.step_and_draw; "
+    "Model.step_and_draw = lambda *how: (drawn := draw(*how)).logits.setflags(write=False) or drawn": "outputs_without_a_draw",
+    "import attrs; Model = fake_drawing.DrawingFakeModel; draw = Model.step_and_draw; "
+    "Model.step_and_draw = lambda *how: attrs.evolve(drawn := draw(*how), logits=drawn.logits.astype('f8'))": "outputs_without_a_draw",
 }
 
 
@@ -484,6 +503,32 @@ def test_an_embedder_that_would_be_another_one_in_its_next_life_fails_the_suite(
     (tmp_path / "shrinking.py").write_text(SHRINKING)
     run = run_contract("--backend", "shrinking:Backend", "-k", "test_embedder", folder=tmp_path)
     check_fails(run, "test_one_that_is_asked_for_the_sizes_of_another_has_them")
+
+
+JUDGING = """
+from cllm.backend import Pooling
+from cllm.testing.fake import FakeModel, make_backend
+from cllm.testing.fake_embedder import FakeEmbedder
+
+def deaf(self, spec):
+    return FakeEmbedder()
+
+def unbounded(self, spec):
+    embedder = FakeEmbedder(pooling=spec.pooling or Pooling.MEAN)
+    embedder._table = 10 * embedder._table - 5
+    return embedder
+
+FakeModel.make_embedder = {make}
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "seen_by"),
+    the_first_everywhere(("unbounded", "test_who_judges_gives_each_pair"), ("deaf", "test_it_has_the_pooling_that_it_is_asked_for")),
+)
+def test_an_embedder_that_does_not_give_what_it_is_asked_for_fails_the_suite(tmp_path: Path, make: str, seen_by: str) -> None:
+    (tmp_path / "judging.py").write_text(JUDGING.format(make=make))
+    check_fails(run_contract("--backend", "judging:make_backend", "-k", "judges or asked_for", folder=tmp_path), seen_by)
 
 
 UNWRITABLE = """

@@ -247,7 +247,9 @@ class _Measurement:
         n_slots = min(N_SLOTS_MEASURED, model.n_cells // N_CELLS_PART, model.n_rows_max)
         n_cells = min(N_CELLS_SAVED, model.n_rows_max, self._n_ctx - N_REPEATS_APART)
         most_s = self._slow * APART_S_MAX
-        if n_slots < 2 or n_cells < 1 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > most_s:
+        if n_slots < 2 or n_cells < 1:
+            return None
+        if self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > most_s:
             return None
         states: dict[KvLayout, bytes] = {}
         pooled_s, apart_s = math.inf, math.inf

@@ -86,11 +86,12 @@ class Housekeeper:
             for life in list(self._lives.values()):
                 nursery.start_soon(life.finish, grace_s)
 
-    async def wait_kept(self) -> None:
-        """After `drain`, wait until what is cached is on disk and loads are given up, or the time for that is over."""
+    async def wait_ended(self) -> None:
+        """After `drain`, wait until what is cached is on disk, loads are given up and models closed, or the time for that is over."""
         async with trio.open_nursery() as nursery:
-            for life in list(self._lives.values()):
-                nursery.start_soon(life.wait_kept)
+            for tenant, life in list(self._lives.items()):
+                with structlog.contextvars.bound_contextvars(model=tenant.name):
+                    nursery.start_soon(life.wait_ended)
 
     @property
     def n_embedding_requests(self) -> int:

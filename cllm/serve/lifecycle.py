@@ -50,6 +50,8 @@ T = TypeVar("T")
 KEEP_S = 10.0  # at the end, for what is cached to be written to disk
 LEAVE_S = 0.5  # at the end, for answers that have ended to be written
 GIVE_UP_S = 5.0  # at the end, for a load to be given up: a download would leave half a file, of as many GiB as it had got
+STEP_S = 0.9  # a step cannot be interrupted: when everything else has ended, the process waits no longer for one
+CLOSE_S = 5.0  # at the end, for a model to close: it may have to end what it has started, as an engine of its own
 
 
 class EngineLife:
@@ -77,6 +79,7 @@ class EngineLife:
         self._loop: Loop | None = None
         self._embed_loop: EmbedLoop | None = None
         self._draining = False
+        self._closing = trio.Event()  # nothing of it runs any more
         self._ended = trio.Event()
         self._on_ready = on_ready
         self._until_left = until_left
@@ -100,12 +103,14 @@ class EngineLife:
             try:
                 await self._work(loaded, thread)
             finally:
+                self._closing.set()
                 with trio.CancelScope(shield=True):
                     with trio.move_on_after(LEAVE_S):
                         await self._until_left()
                     await thread.run_last(loaded.close)
         finally:
             self.engine.stopped()
+            self._closing.set()  # also of what was never loaded
             self._ended.set()
 
     async def _load(self, thread: ModelThread, *, beside_others: bool) -> Loaded:
@@ -130,11 +135,19 @@ class EngineLife:
         """Requests that wait for vectors."""
         return 0 if self._embed_loop is None else self._embed_loop.n_waiting
 
-    async def wait_kept(self) -> None:
-        """After `drain`, wait until what is cached is on disk or a load is given up, or the time for that is over."""
-        if self._loop is None or self._loop.keeps_for_later:
-            with trio.move_on_after(GIVE_UP_S if self._loop is None else KEEP_S):
-                await self._ended.wait()
+    async def wait_ended(self) -> None:
+        """After `drain`, wait until what is cached is on disk or a load is given up, and the model is closed, or the time for that is over.
+
+        For a step that runs on although nobody waits for it any more, there is little time.
+        """
+        with trio.move_on_after(GIVE_UP_S if self._loop is None else KEEP_S if self._loop.keeps_for_later else STEP_S):
+            await self._closing.wait()
+        if not self._closing.is_set():
+            return
+        with trio.move_on_after(CLOSE_S):
+            await self._ended.wait()
+        if not self._ended.is_set():
+            log.warning("close.cut", seconds=CLOSE_S, why="the model has not closed in time, and the process ends without")
 
     def drain(self) -> None:
         """Accept nothing more; `run` returns when the running sequences have ended. A load under way is given up."""

@@ -280,7 +280,9 @@ def _knows_models(backend: Backend) -> bool:
 def _name_of(model: StepModel, path: str | None, backend_name: str, backend: Backend) -> str:
     if not _knows_models(backend):
         return name_of_model(path)
-    return model.info.name if path and "://" in path else path or backend_name
+    if not path:
+        return backend_name
+    return model.info.name if "://" in path else name_of_model(path)  # as it is called before it is loaded
 
 
 def _n_bytes_beside(model: StepModel, embedder: LoadedEmbedder | str, *, is_other: bool) -> int:
@@ -355,8 +357,10 @@ def host_pool_bytes(model: StepModel, settings: Settings, promised_bytes: int = 
 
 
 def may_change_layout(model: StepModel, settings: Settings) -> bool:
-    """Whether the cells may be laid out anew while it serves. With a disk tier they stay if its states would fit one layout alone."""
-    if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}:
+    """Whether the cells may be laid out anew while it serves: not where a layout was asked for, whatever else the model could take. With a
+    disk tier they stay if its states would fit one layout alone.
+    """
+    if settings.kv != "auto" or not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}:
         return False
     return settings.cache_dir is None or _carries_states(model)
 

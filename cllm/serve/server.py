@@ -22,6 +22,7 @@ from cllm.serve.house import State
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http import HttpConfig, Traffic, serve_http
 from cllm.serve.http.requests import leaves
+from cllm.serve.lifecycle import STEP_S
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
 from cllm.serve.stdio import complain, give_up_stderr, tell
@@ -32,7 +33,6 @@ log = structlog.get_logger("cllm.server")
 
 EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_USAGE, EXIT_DIED = 0, 1, 2, 70
 FLUSH_S = 0.5  # for connections to carry out the last events of streams that were ended
-STEP_S = 0.9  # a step cannot be interrupted: when everything else has ended, the process waits no longer for one
 
 
 def run(settings: Settings) -> int:
@@ -72,7 +72,7 @@ class Server:
                 self._complain(leaves(group)[0])
             self._keeper.drain()
             if self._code == EXIT_DRAINED:
-                await self._keeper.wait_kept()
+                await self._keeper.wait_ended()
             self._keeper.stop_progress()  # before whatever may end the process
             self._exit_in(STEP_S)
             nursery.cancel_scope.cancel()

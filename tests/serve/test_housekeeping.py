@@ -230,6 +230,17 @@ async def test_two_that_tell_the_same_name_when_they_are_loaded_are_refused(keep
     assert [model.n_closed for _, model in backend.loaded] == [1, 1]
 
 
+async def test_a_model_that_its_backend_knows_is_found_by_the_same_name_once_it_was_loaded_on_demand(keep: Keep) -> None:
+    backend = Backend()
+    backend.knows_models = True  # type: ignore[attr-defined]
+    async with keep("/x/a", "/x/b", backend=backend, models_memory_mb=100) as kept:
+        names = [tenant.name for tenant in kept.house.tenants]
+        assert [await kept.ask("b") for _ in range(2)] == [text_alone("once upon a time", 8)] * 2
+        await kept.ask("a")
+        assert [tenant.name for tenant in kept.house.tenants] == names == ["a", "b"]
+    assert backend.names == ["/x/a", "/x/b", "/x/a"]
+
+
 async def test_a_model_is_closed_when_nobody_uses_it_any_more_and_not_much_later(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "LEAVE_S", TEST_S)
     async with keep("a") as kept:

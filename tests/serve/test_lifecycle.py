@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import pytest
@@ -15,6 +15,7 @@ import trio.testing
 from cllm.backend import Batch, ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
 from cllm.errors import LoadAborted, LoadFailed, ModelDied, Unavailable
+from cllm.serve import lifecycle
 from cllm.serve.engine import EnginePhase, ServedModel
 from cllm.serve.lifecycle import EngineLife
 from cllm.testing.fake import FakeBackend, FakeModel
@@ -245,6 +246,77 @@ async def test_without_grace_everything_ends_at_once(live: Live, steps: Steps) -
         (answer,) = await read_all(stream)
         assert answer.error.code == "draining"
     assert lived.ends == [None]
+
+
+def hold_close(lived: Lived) -> tuple[threading.Event, threading.Event]:
+    """Let the model's close set the first event, and wait for the second."""
+    closing, may_end = threading.Event(), threading.Event()
+
+    def close() -> None:
+        closing.set()
+        assert may_end.wait(TEST_S)
+        lived.model.n_closed += 1
+
+    lived.model.close = close  # type: ignore[method-assign]
+    return closing, may_end
+
+
+async def test_who_waits_for_its_end_waits_for_a_close_that_takes_longer_than_any_step_may(
+    live: Live, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    monkeypatch.setattr(lifecycle, "STEP_S", 0.0)
+    monkeypatch.setattr(lifecycle, "CLOSE_S", TEST_S)
+    n_closed: list[int] = []
+    async with live() as lived:
+
+        async def wait() -> None:
+            await lived.life.wait_ended()
+            n_closed.append(lived.model.n_closed)
+
+        await lived.life.ready.wait()
+        closing, may_end = hold_close(lived)
+        lived.life.drain()
+        await until(closing.is_set)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            may_end.set()
+    assert n_closed == [1]
+    assert "close.cut" not in [one["event"] for one in logged]
+
+
+async def test_a_close_that_takes_longer_than_it_may_is_told_and_waited_for_no_more(
+    live: Live, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    monkeypatch.setattr(lifecycle, "CLOSE_S", 0.01)
+    async with live() as lived:
+        await lived.life.ready.wait()
+        closing, may_end = hold_close(lived)
+        lived.life.drain()
+        await until(closing.is_set)
+        await lived.life.wait_ended()
+        assert lived.model.n_closed == 0
+        may_end.set()
+    assert [one["seconds"] for one in logged if one["event"] == "close.cut"] == [0.01]
+
+
+async def test_for_a_step_that_nobody_waits_for_the_end_does_not_wait_long(
+    live: Live, steps: Steps, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    monkeypatch.setattr(lifecycle, "STEP_S", 0.01)
+    monkeypatch.setattr(lifecycle, "CLOSE_S", 2 * TEST_S)
+    async with live() as lived:
+        await lived.life.ready.wait()
+        steps.hold()
+        stream = lived.life.engine.open([make_spec()])
+        await trio.testing.wait_all_tasks_blocked()
+        await lived.life.finish(grace_s=0)
+        await read_all(stream)
+        await lived.life.wait_ended()
+        assert not lived.ends
+        steps.go_on()
+    assert lived.model.n_closed == 1
+    assert "close.cut" not in [one["event"] for one in logged]
 
 
 # --- dying ------------------------------------------------------------------------------------------------------------

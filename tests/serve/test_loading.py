@@ -12,10 +12,19 @@ import pytest
 
 from cllm import demo
 from cllm.backend import Batch, KvLayout, ModelSpec, OnProgress, StepModel, StreamModel
-from cllm.config import DEMO_NAME, Settings
+from cllm.config import DEMO_NAME, Settings, names_of
 from cllm.errors import BackendUnavailable, DoesNotGenerate, LoadFailed, SettingsError, StepFailed
 from cllm.registry import STEP_MODEL
-from cllm.serve.loading import _n_bytes_beside, check_beforehand, check_folder, limits_of, load, served_model, what_is_kept
+from cllm.serve.loading import (
+    _n_bytes_beside,
+    check_beforehand,
+    check_folder,
+    limits_of,
+    load,
+    may_change_layout,
+    served_model,
+    what_is_kept,
+)
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.worker.embedder import WorkerEmbedder
 from cllm.testing.fake import FakeBackend, FakeModel
@@ -47,6 +56,14 @@ def load_with(backend: Remembering, model: str | None, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("model", ["small", "meta/llama-3.1:8b"])
 def test_a_backend_that_knows_its_models_is_given_the_name_as_it_was_written(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_with(Remembering(knows_models=True), model, monkeypatch) == (model, model)
+
+
+@pytest.mark.parametrize("model", ["/srv/b-7b", "registry/library/small", "meta/llama-3.1:8b"])
+def test_a_model_that_its_backend_knows_is_called_the_same_before_it_is_loaded_and_after(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, name = load_with(Remembering(knows_models=True), model, monkeypatch)
+    assert (name,) == names_of(Settings(model))
 
 
 def test_a_backend_that_knows_its_models_may_be_left_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +196,14 @@ class FinderBackend(FakeStreamBackend):
     def load(self, spec: ModelSpec, on_progress: OnProgress) -> StreamModel:
         self.given.append(Finder(spec, heeds_spec=self.heeds_spec))
         return self.given[-1]
+
+
+@pytest.mark.parametrize(("kv", "may"), [("auto", True), ("unified", False), ("streams", False)])
+def test_cells_are_laid_out_anew_where_their_layout_was_left_open(kv: Any, may: bool) -> None:
+    model = FakeModel(kv_layout=KvLayout.UNIFIED if kv == "auto" else KvLayout(kv), n_slots=8, lays_out=True)
+    settings = Settings(kv=kv, parallel=8)
+    assert may_change_layout(model, settings) is may
+    assert (limits_of(model, settings).n_slots_apart is not None) is may
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

@@ -65,6 +65,11 @@ def test_outputs_without_a_draw_give_their_logits_in_order(hand: Hand, plain: Pl
     assert drawn.valid.tolist() == [True] * 3
     assert drawn.tokens[1] == expected[3].argmax()
     near.check(drawn.logits, expected[[0, 2, 5]])
+    assert drawn.logits.dtype == np.float32
+    assert drawn.logits.flags.writeable, "before a token is drawn from them, penalties and grammars are written into them"
+    drawn.logits[:] = np.nan
+    hand.drop(0)
+    near.check(hand.alone(tokens), expected)
 
 
 def test_a_key_draws_the_same_token_again_and_other_keys_draw_others(hand: Hand, plain: PlainTokens) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from cllm.backend import Batch, Embedder, Embeds, ModelSpec, Pooling, StepModel, Vectors
 from cllm.engine.embedding.scheduler import EmbedScheduler, compute
-from cllm.errors import StepFailed
+from cllm.errors import LoadFailed, StepFailed
 from cllm.testing.contract.hand import N_CELLS_TO_FILL_MAX, Hand, Near, Outputs, PlainTokens, are_pythons_own
 
 
@@ -19,6 +20,34 @@ def embedder(model: StepModel, spec: ModelSpec) -> Iterator[Embedder]:
     if not isinstance(model, Embeds):
         pytest.skip("this model gives no vectors")
     embedder = model.make_embedder(spec)
+    yield embedder
+    embedder.close()
+
+
+@pytest.fixture(params=list(Pooling), ids=lambda pooling: pooling.value)
+def asked(request: pytest.FixtureRequest, model: StepModel, spec: ModelSpec) -> Iterator[tuple[Pooling, Embedder]]:
+    """A pooling that was asked for, and what came of it."""
+    pooling: Pooling = request.param
+    with made(model, spec, pooling) as embedder:
+        yield pooling, embedder
+
+
+@pytest.fixture
+def judge(model: StepModel, spec: ModelSpec) -> Iterator[Embedder]:
+    """One that is asked how well a document answers a query."""
+    with made(model, spec, Pooling.RANK) as embedder:
+        yield embedder
+
+
+@contextmanager
+def made(model: StepModel, spec: ModelSpec, pooling: Pooling) -> Iterator[Embedder]:
+    """Ask for an embedder of that pooling; one that the model cannot do is LoadFailed, and the test skipped."""
+    if not isinstance(model, Embeds):
+        pytest.skip("this model gives no vectors")
+    try:
+        embedder = model.make_embedder(attrs.evolve(spec, pooling=pooling))
+    except LoadFailed as error:
+        pytest.skip(f"this model cannot be asked for {pooling.value}: {error}")
     yield embedder
     embedder.close()
 
@@ -44,6 +73,23 @@ def test_it_says_what_it_can_take(embedder: Embedder) -> None:
     assert min(numbers) >= 1
     assert isinstance(embedder.pooling, Pooling)
     assert embedder.can_split or embedder.n_rows_max >= embedder.n_tokens_max
+
+
+def test_it_has_the_pooling_that_it_is_asked_for(asked: tuple[Pooling, Embedder]) -> None:
+    """What is served, vectors or judgements, is chosen by what it says."""
+    pooling, embedder = asked
+    assert embedder.pooling is pooling
+
+
+def test_who_judges_gives_each_pair_one_number_from_0_to_1_the_same_in_any_company(judge: Embedder) -> None:
+    assert judge.n_embd == 1
+    pairs = [judge.pair("what is it?", document) for document in ("it is a cat", "nobody knows, and " * 3, "a")]
+    assert all(are_pythons_own(*pair) and set(pair) <= set(range(judge.vocabulary.n_tokens)) for pair in pairs)
+    together = vectors(judge, pairs, judge.n_rows_max)
+    assert together.shape == (len(pairs), 1)
+    assert together.min() >= 0, "it is told as a score from 0 to 1"
+    assert together.max() <= 1, "it is told as a score from 0 to 1"
+    assert together == pytest.approx(np.concatenate([vectors(judge, [pair], judge.n_rows_max) for pair in pairs]), abs=0.01)
 
 
 @pytest.mark.parametrize("n_cells", [None, 64, 2048], ids=["as it likes", "short inputs", "long inputs"])

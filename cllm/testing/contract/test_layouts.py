@@ -49,6 +49,15 @@ def test_the_layout_in_force_is_one_of_those_that_it_can_take(model: StepModel) 
     assert KvLayout.AUTO not in model.layouts
 
 
+def test_where_it_is_left_the_choice_of_layouts_it_begins_as_one_pool(model: StepModel, spec: ModelSpec) -> None:
+    """The engine counts what it loses there, and lays the cells out anew when that is much."""
+    if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}:
+        pytest.skip("this model's cells stay as they are")
+    if spec.kv_layout is not KvLayout.AUTO:
+        pytest.skip("a layout is asked for: --kv")
+    assert model.capabilities.kv_layout is KvLayout.UNIFIED
+
+
 def test_every_slot_is_empty_in_the_new_layout(lone: StepModel, target: KvLayout, plain: PlainTokens, near: Near) -> None:
     hand = Hand(lone)
     tokens = plain.draw(N_TOKENS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from cllm.backend import Batch, FlashAttention, ModelSpec, StreamEnd, StreamEvent, StreamRequest, StreamToken
-from cllm.errors import LoadFailed, NotHeeded, StepFailed
+from cllm.errors import BackendUnavailable, LoadFailed, NotHeeded, StepFailed
 from cllm.registry import load_backend
 from cllm.testing.tiny import make_tiny_gguf
 from cllm_backend_openvino import OpenVinoBackend, loading
@@ -223,6 +225,27 @@ def test_unknown_options_are_refused(tiny: Path, options: dict[str, str], compla
     with pytest.raises(LoadFailed) as caught:
         load(tiny, options)
     assert str(caught.value) == complaint
+
+
+def test_without_openvino_a_load_says_what_to_install_as_the_probe_does(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server asks no probe of a backend whose models have a process of their own."""
+
+    def version(_name: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr("cllm_backend_openvino.version", version)
+    with pytest.raises(BackendUnavailable) as caught:
+        load(tiny)
+    assert str(caught.value) == OpenVinoBackend().probe().reason
+    assert "-m pip install" in str(caught.value)
+
+
+def test_an_openvino_that_cannot_be_imported_is_told_as_such(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one of its libraries is missing: no other file would be any better."""
+    monkeypatch.setattr("cllm_backend_openvino.version", lambda _name: "2026.4")
+    monkeypatch.setitem(sys.modules, "openvino_genai", None)
+    with pytest.raises(BackendUnavailable, match=r"^openvino-genai cannot be imported: import of openvino_genai halted"):
+        load(tiny)
 
 
 def test_a_file_of_another_architecture_is_refused_by_name_with_what_to_do(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +155,49 @@ async def test_when_the_engine_dies_a_client_that_never_reads_does_not_hold_the_
                 die.set()
                 await until(lambda: codes)
     assert codes == [server_module.EXIT_DIED]
+
+
+class Slow(FakeModel):
+    """Takes as long to close as a test likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing, self.may_end = threading.Event(), threading.Event()
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.closing.set()
+        assert self.may_end.wait(LONG_S)
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("is_hurried", [False, True])
+async def test_a_model_has_time_to_close_when_the_server_ends_unless_it_is_told_so_twice(served, monkeypatch, until, is_hurried):
+    """What it has started may have to end before; nothing of it would know of a process that is over."""
+    server, _ = served
+    model, codes, ends = Slow(), [], []
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Backend(model)))
+    monkeypatch.setattr(server_module.Server, "_exit_in", lambda self, seconds: ends.append(model.is_closed))
+
+    async def run() -> None:
+        codes.append(await server.run())
+
+    with trio.fail_after(LONG_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await server._keeper.ready.wait()
+            await server._listening.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                await until(model.closing.is_set)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert not ends, "the process would be gone before that"
+                if is_hurried:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    await until(lambda: ends)
+            finally:
+                model.may_end.set()
+    assert (codes, ends) == (([128 + signal.SIGTERM], [False]) if is_hurried else ([0], [True]))
 
 
 # --- the terminal -------------------------------------------------------------------------------------------------------

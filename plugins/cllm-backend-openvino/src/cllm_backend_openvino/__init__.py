@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from cllm.backend import ModelSpec, OnProgress, Probe, StreamModel
-from cllm.errors import LoadAborted
+from cllm.errors import BackendUnavailable, LoadAborted
 
 
 class OpenVinoBackend:
@@ -30,6 +30,8 @@ class OpenVinoBackend:
         """See `Backend.load`."""
         from cllm_backend_openvino.loading import load
 
+        if not (found := self.probe()).available:  # of which nobody asked: its models have a process of their own
+            raise BackendUnavailable(found.reason)
         if not on_progress(0.0):
             raise LoadAborted("the load was asked to stop")
         model = load(spec)

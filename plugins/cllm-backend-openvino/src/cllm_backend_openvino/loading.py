@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 
 from cllm.backend import FileVocabulary, ModelInfo, ModelSpec
-from cllm.errors import LoadFailed
+from cllm.errors import BackendUnavailable, LoadFailed
 from cllm.machine import cpu_quota, free_memory_bytes, n_cores
 from cllm_backend_openvino.forms import KINDS
 from cllm_backend_openvino.header import TYPES, Header, NoGguf, read_model
@@ -48,7 +48,7 @@ class Facts:
 
 
 def load(spec: ModelSpec) -> OpenVinoModel:
-    """Load a model; blocks for seconds. Raises: LoadFailed with one line."""
+    """Load a model; blocks for seconds. Raises: LoadFailed with one line · BackendUnavailable where OpenVINO cannot be imported."""
     options = _options(spec)
     facts = facts_of(spec.path, options)
     if spec.loras:
@@ -58,6 +58,8 @@ def load(spec: ModelSpec) -> OpenVinoModel:
     try:
         # A block more for each sequence: their last ones are not full, and what was promised is the cells.
         pipeline = _pipeline(spec, options, n_blocks=-(-n_cells // BLOCK) + n_live_max, n_live_max=n_live_max)
+    except ImportError as error:  # it is installed, and does not work here
+        raise BackendUnavailable(f"openvino-genai cannot be imported: {reason_of(error)}") from error
     except Exception as error:
         raise LoadFailed(f"{spec.path}: OpenVINO cannot load it: {reason_of(error)}") from error
     info = attrs.evolve(facts.info, cells_bytes=_cells_bytes(facts, options, n_cells))
