@@ -81,14 +81,14 @@ WRITTEN_OF: Final = {  # all that is kept, by kind and name, since README quotes
     "peers-mixed-small-c8": "2026-11-30 a71bf62a23",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-30 979d7ac996",
-    "peers-overload-2x-c8": "2026-12-01 abe57b4722",
-    "peers-overload-4x-c8": "2026-11-30 ad26a79533",
+    "peers-overload-2x-c8": "2026-12-01 6cf6726745",
+    "peers-overload-4x-c8": "2026-12-01 6cf6726745",
     "peers-seed-160x5": "2026-11-27 164e1040b0",
     "peers-seed-40x8-c1-openvino-Q8_0": "2026-11-25 16be67a521",
     "peers-seed-40x8-c1": "2026-11-30 65876493d3",
     "peers-seed-40x8-c16-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c16-openvino-Q8_0": "2026-11-25 16be67a521",
-    "peers-seed-40x8-c16": "2026-11-30 612387b6b7",
+    "peers-seed-40x8-c16": "2026-12-01 6cf6726745",
     "peers-seed-40x8-c24": "2026-11-28 96017e7e88",
     "peers-seed-40x8-c32-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c32-openvino-Q8_0": "2026-11-25 16be67a521",
@@ -96,7 +96,7 @@ WRITTEN_OF: Final = {  # all that is kept, by kind and name, since README quotes
     "peers-seed-40x8-c8-openvino-Q4_K_M-matched": "2026-11-22 534e0ba3e8",
     "peers-seed-40x8-c8-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c8-openvino-Q8_0": "2026-11-25 16be67a521",
-    "peers-seed-40x8-c8": "2026-11-30 612387b6b7",
+    "peers-seed-40x8-c8": "2026-12-01 6cf6726745",
     "peers-seed-40x8-llama-cpp-python": "2026-11-28 4bb071c4dc",
     "peers-shared-prefix": "2026-11-29 da728bc734",
     "passes-16-sequences": "2026-11-22 5a58b82a2d",
@@ -227,15 +227,17 @@ What is told here of other runs than those in the table is of runs that are not 
   times as long at p50 and 1.12 at p99, at 32 tokens/s and gaps are within three percent of the best settings'.
 - **First texts at p50 come later** than those of settings that compute one prompt after the other, while those who have begun wait. cLLM
   computes all prompts that come together in one step, if that takes no more than 48 steps of their answers and six seconds (thirty where
-  they have all places), and then generates for all. At 8 they come after 1.20 times the time of `no prompt cache`, and `-kvu -b 64` has
-  them after six tenths of cLLM's time, with waits of half a second and fewer tokens/s. At 16 `-b 64` has them after 0.56 of cLLM's time,
-  with gaps three times as long at p99; `-kvu -b 64` after 0.60, with gaps 3.8 times as long, and cLLM has 1.20 times its tokens/s (1.14 to
-  1.27). At 24 they come after 1.81 times the time of `-b 64`, which has 0.89 of the tokens/s and gaps 1.8 times as long at p99; at 32 after
-  1.48 times that of `-kvu -b 64`, whose tokens/s are two thirds of cLLM's.
+  they have all places), and then generates for all. At 8 they come after 1.20 times the time of `no prompt cache`, and `-b 64`,
+  `-kvu -b 64` and `-b 32` have them after 0.54 to 0.61 of cLLM's time; its gaps are 0.30 to 0.45 times as long as theirs at p99, and it has
+  1.03 (0.98 to 1.08), 1.09 and 1.09 times their tokens/s. At 16 `-b 64` has them after 0.56 of cLLM's time, with gaps three times as long
+  at p99; `-kvu -b 64` after 0.60, with gaps 3.8 times as long, and cLLM has 1.20 times its tokens/s (1.14 to 1.27); `-b 32` after 0.76,
+  with gaps twice as long at p90 and at p99, and cLLM has 1.21 times its tokens/s (1.16 to 1.26). At 24 they come after 1.81 times the time
+  of `-b 64`, which has 0.89 of the tokens/s and gaps 1.8 times as long at p99; at 32 after 1.48 times that of `-kvu -b 64`, whose tokens/s
+  are two thirds of cLLM's.
 - **At 32** the first 32 come together after a median of 4.2 s, so that in eight of ten passes they miss the 4 s of a good request;
   `-no-kvu`'s come after 3.8, but who has more good ones is not told apart. First texts come after 1.13 times its time at p90.
 - **Beside `-kvu`** at 8, in ten pairs of two revisions (checks of types ran for seconds beside some), cLLM has 1.10 times the tokens/s
-  (0.98 to 1.24, not told apart), and first texts at p50 after 0.90 of its time.
+  (0.98 to 1.24, not told apart), and first texts at p50 after 0.90 of its time; at 16 1.07 times (1.03 to 1.12).
 - **Memory**: `no prompt cache` saves nothing on the host and takes the least. Where 160 requests come five at a time `-no-kvu` keeps more
   of what ended, and cLLM has 0.32 of its memory.
 """,
@@ -307,8 +309,9 @@ what the machine served when that was measured, once, cold. Prompts go in pieces
 newest of those who wait go first. Below, the whole is what can be served.
 
 - **Who has more good requests** is not told apart at the half and at the whole. At twice as much cLLM has 1.93 times as many as `-b 32`
-  (1.68 to 2.22) and 1.61 times as many as `-kvu` (1.36 to 1.91), at four times 1.24 times as many as `no prompt cache` (1.02 to 1.51);
-  beside `-no-kvu` nothing is told.
+  (1.68 to 2.22), 1.86 as `-kvu -b 64` (1.50 to 2.30), 1.61 as `-kvu` (1.36 to 1.91) and 1.34 as `-b 64` (1.20 to 1.48); at four times 2.14
+  as `-kvu` (1.36 to 3.38), 1.77 as `-kvu -b 64` (1.49 to 2.31) and 1.24 as `no prompt cache` (1.02 to 1.51). Beside `-no-kvu` nothing is
+  told.
 - **At the whole cLLM waits longest**, beside all settings in ten pairs each but for `-b 32`, from which nothing tells it apart. First texts
   come at p90 after 1.25 (`-kvu -b 64`), 1.38 (`-no-kvu`), 1.62 (`-b 64`), 1.66 (`no prompt cache`) and 1.82 times (`-kvu`) the time, and
   whole answers at p50 after 1.25 to 1.27 times that of `-kvu` and `-b 64`. A prompt in pieces makes more of the steps that answers wait for
@@ -325,10 +328,11 @@ newest of those who wait go first. Below, the whole is what can be served.
 - **Beside `no prompt cache`**, which saves nothing on the host and takes three quarters of cLLM's memory, at twice and four times as much:
   0.94 and 0.96 of its tokens/s, first texts after 1.49 and 1.16 times its time at p90, gaps 2.08 and 1.40 times as long at p90 and 0.43 and
   0.30 times at p99.
-- **Beside `-kvu`** at twice as much: 1.08 times its tokens/s (1.05 to 1.12), first texts at p50 after 0.63 of its time, gaps at p99 0.31
-  times as long, but at p90 1.90 times.
-- **Fewer pairs**, two or three, are of `-b 64` and `-kvu -b 64` at twice and four times as much, and of `-kvu` at four times: 1.03 to 1.13
-  times their tokens/s.
+- **Beside `-kvu`** at twice and four times as much: 1.08 and 1.09 times its tokens/s, first texts at p50 after 0.63 and 0.73 of its time,
+  gaps at p99 0.31 and 0.22 times as long, but at p90 1.90 and 1.59 times.
+- **Beside `-b 64`**, whose batches are about as small as cLLM's steps then: nothing tells tokens/s and gaps apart; at twice as much first
+  texts come at p50 after 0.62 of its time and at p90 after 1.32 times. **Beside `-kvu -b 64`**: 1.09 and 1.13 times its tokens/s, gaps 0.75
+  times as long at p90 and 0.83 and 0.80 times at p99.
 
 What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some
 10 s, and the last one was answered by cLLM after 28 to 44. So fewer good ones a second there are the burst's end, and under a load that

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from benchmarks.contenders import LLAMA_SERVER_SETTINGS
+from benchmarks.contenders import LLAMA_SERVER_ALIKE, LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME
 from benchmarks.standings import Page, best_rows, by_pairs, is_led, of_others, title_of
 
@@ -109,6 +109,7 @@ def is_in_part(run: Run) -> bool:
     tried = {side["setting"] for side in sides if side["peer"] == "llama-server"}
     if not tried:
         return False
+    tried |= set(LLAMA_SERVER_ALIKE) if tried & set(LLAMA_SERVER_ALIKE) else set()
     unfinished = {title_of(side) for side in by_pairs(sides)[1]} & set(run["data"].get("unfinished", ()))
     return not tried >= set(LLAMA_SERVER_SETTINGS) or bool(unfinished) or any(is_led(sides, name) for name in (_speed_of(run), *FIGURES))
 

@@ -34,8 +34,8 @@ run at once it keeps no `--itl-max-ms`; as it is started, without `--parallel`, 
   another one and not than that, beside the other.
 - Not told apart is what has 1 within its 95 % interval, had too few starts, or would be won but for a setting that did better in the fewer
   pairs it had, or for requests that cLLM did not answer as asked. Each interval is by itself: of so many some are beside 1 by chance.
-- A star marks runs in which llama-server was not started with all of seven settings, or in which some that were better at something have
-  fewer pairs. A server whose answers were not as long as was asked is not here.
+- A star marks runs in which llama-server was not started with all of seven settings, of which two are one, or in which some that were
+  better at something have fewer pairs. A server whose answers were not as long as was asked is not here.
 """
 
 GLANCE_BY_SETTING: Final = """\

@@ -242,11 +242,11 @@ class Pass:
         return ttfts_s(answer for answer in self.answers if not answer.is_failed)
 
     def cut(self, ttft_s: float) -> tuple[Pass, int]:
-        """Of a pass that was cut, what is known: what had ended, and who had waited for text for longer than `ttft_s`, which no end could
-        make good. And how many others were under way, of whom nothing can be said but their tokens.
+        """Of a pass that was cut, what is known: what had ended, and who had waited for a first text for longer than `ttft_s`, which no end
+        could make good. And how many others were under way, of whom nothing can be said but their tokens.
         """
         sent = [answer for answer in self.answers if answer.ended_at or answer.error == OVER]
-        known = [answer for answer in sent if answer.ended_at or (not answer.chunks_at and self.wall_s - answer.sent_at > ttft_s)]
+        known = [one for one in sent if one.ended_at or (one.chunks_at[0] if one.chunks_at else self.wall_s) - one.sent_at > ttft_s]
         return attrs.evolve(self, answers=known), len(sent) - len(known)
 
     def check(self, asks: list[Ask]) -> None:

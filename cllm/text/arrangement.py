@@ -33,6 +33,10 @@ class Takes(Protocol):
         """A turn of the model's before any of the user's."""
 
     @property
+    def takes_no_user(self) -> bool:
+        """The model's turns without any of the user's."""
+
+    @property
     def wants_parts(self) -> bool:
         """Content is a list of parts."""
 
@@ -72,7 +76,7 @@ class Takes(Protocol):
 def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     """Return the turns in an order that the template takes, with all that they say.
 
-    What is said later changes nothing before it: the next request's turns begin as these do.
+    What is said later changes nothing before it: the next request's turns begin as these do, but where the user had said nothing yet.
     """
     messages = in_order_of_calls(messages)
     if not takes.takes_empty_turns:
@@ -201,15 +205,16 @@ def _told_by_users(messages: list[Message]) -> list[Message]:
 
 
 def _asked_first(messages: list[Message], takes: Takes) -> list[Message]:
-    """A user's turn at the beginning where the template wants one: what the system said last, or where it said nothing an empty one."""
+    """A user's turn where the template wants one first, or any: an empty one, or the system's last word where nothing follows it."""
     n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
     leading, rest = messages[:n_leading], messages[n_leading:]
-    if not messages or (rest and rest[0].get("role") != "assistant"):
+    if not rest:
+        return messages if takes.takes_system_alone or not leading else [*leading[:-1], _user([leading[-1]["content"]])]
+    speaks_first = rest[0].get("role") == "assistant" and not rest[0].get("tool_calls")  # of calls many templates keep no count
+    lacks_user = not takes.takes_no_user and all(message.get("role") != "user" for message in rest)
+    if not lacks_user and (takes.takes_answers_first or not speaks_first):
         return messages
-    if takes.takes_answers_first if rest else takes.takes_system_alone:
-        return messages
-    nothing = [{"type": "text", "text": ""}] if takes.wants_parts else ""
-    return [*leading[:-1], _user([leading[-1]["content"] if leading else nothing]), *rest]
+    return [*leading, _user([[{"type": "text", "text": ""}] if takes.wants_parts else ""]), *rest]
 
 
 def _told_in_last_question(messages: list[Message]) -> list[Message]:

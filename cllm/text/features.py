@@ -34,6 +34,7 @@ class TemplateFeatures:
     takes_system_anywhere: bool  # several of them, also between other turns
     takes_system_alone: bool  # one that nothing follows
     takes_answers_first: bool  # a turn of the model's before any of the user's
+    takes_no_user: bool  # the model's turns without any of the user's
     takes_neighbours: bool  # two of the user's turns, one after the other
     takes_text_after_results: bool  # a user's turn after a tool's result
     takes_empty_turns: bool  # one of the model's that says and calls nothing
@@ -102,6 +103,10 @@ class _Prober:
     def takes_answers_first(self) -> bool:
         turns = [self.said("assistant", _NEEDLE), self.said("user", _OTHER_NEEDLE)]
         return self.shows_both(turns) or not self.shows_both([self.said("user", "hello"), *turns])
+
+    def takes_no_user(self) -> bool:
+        turns = [self.said("assistant", _NEEDLE)]
+        return _NEEDLE in self.shows(turns) or _NEEDLE not in self.shows([self.said("user", "hello"), *turns])
 
     def takes_neighbours(self) -> bool:
         return self.shows_both([self.said("user", _NEEDLE), self.said("user", _OTHER_NEEDLE)])
@@ -270,6 +275,7 @@ def probe(render: Callable[..., str], source: str, variables: frozenset[str], bo
         takes_system_anywhere=prober.takes_system_anywhere(),
         takes_system_alone=prober.takes_system_alone(),
         takes_answers_first=prober.takes_answers_first(),
+        takes_no_user=prober.takes_no_user(),
         takes_neighbours=prober.takes_neighbours(),
         takes_text_after_results=prober.takes_text_after_results(),
         takes_empty_turns=prober.takes_empty_turns(),

@@ -251,7 +251,9 @@ def _marked(messages: list[Message], reasoning_name: str) -> Iterator[tuple[list
 def _cut_at_mark(text: str, says_something: bool) -> str:
     pos = text.rfind(_END_MARK.strip())
     # Without the mark a template that trims would have trimmed the message itself, but not what it writes before one that says nothing.
-    return text[:pos].rstrip() if says_something and not text.startswith(_END_MARK, pos) else text[:pos]
+    if text.startswith(_END_MARK, pos):
+        return text[:pos]
+    return text[:pos].rstrip() if says_something else text[:pos].rstrip(" ")  # which a tokenizer would join with the answer's first word
 
 
 # --- shapes of messages -------------------------------------------------------------------------------------------------------

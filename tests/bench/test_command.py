@@ -57,7 +57,7 @@ async def test_what_was_answered_before_a_signal_is_kept(n_answered: int, titles
 
 
 async def test_of_a_pass_that_is_cut_those_who_waited_in_vain_are_not_good_and_tokens_under_way_count() -> None:
-    n_answered, n_silent, n_said, n_generated, goal = 2, 3, 2, 50, Goal(ttft_s=0.2)
+    n_answered, n_silent, n_said, n_generated, goal = 2, 3, 2, 50, Goal(ttft_s=0.5)
 
     async def answer_some(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
         nonlocal n_begun

@@ -27,6 +27,7 @@ class Takes:
     takes_system_anywhere: bool = True
     takes_system_alone: bool = True
     takes_answers_first: bool = True
+    takes_no_user: bool = True
     wants_parts: bool = False
     takes_neighbours: bool = True
     takes_text_after_results: bool = True
@@ -153,18 +154,22 @@ def test_where_a_turn_takes_one_call_each_has_a_turn_of_its_own_with_its_results
 
 ORDERS = (
     "supports_system", "takes_system_before_results", "takes_system_anywhere", "takes_system_alone", "takes_answers_first",
-    "takes_neighbours", "takes_text_after_results",
+    "takes_no_user", "takes_neighbours", "takes_text_after_results",
 )  # fmt: skip
 
 
-def test_where_a_user_is_to_begin_the_systems_last_word_is_his_or_he_says_nothing() -> None:
+def test_where_a_user_is_to_begin_he_says_nothing_and_the_systems_word_is_his_if_nothing_follows() -> None:
     first = {"takes_answers_first": False}
     assert told("au", **first) == "u: a:a0 u:u1"
-    assert told("sau", **first) == "u:s0 a:a1 u:u2"
-    assert told("ssau", **first) == "s:s0 u:s1 a:a2 u:u3"
+    assert told("sau", **first) == "s:s0 u: a:a1 u:u2"
+    assert arranged([*turns("s"), calling("a"), result("a")], Takes(**first)) == [*turns("s"), calling("a"), result("a")]
+    assert told("a", takes_no_user=False) == "u: a:a0"
+    assert told("sa", takes_no_user=False) == "s:s0 u: a:a1"
+    assert told("au", takes_no_user=False) == "a:a0 u:u1"
     assert told("sua", **first) == "s:s0 u:u1 a:a2"
     assert told("s", takes_system_alone=False) == "u:s0"
     assert told("s", takes_system_alone=False, takes_system_anywhere=False) == "u:s0"
+    assert told("ss", takes_system_alone=False) == "s:s0 u:s1"
     assert told("su", takes_system_alone=False) == "s:s0 u:u1"
     assert arranged(turns("a"), Takes(takes_answers_first=False, wants_parts=True))[0]["content"] == [{"type": "text", "text": ""}]
     assert arranged([], Takes(takes_answers_first=False, takes_system_alone=False)) == []
@@ -193,7 +198,11 @@ def test_any_order_becomes_one_that_is_taken(before: str, after: str, takes: Any
         assert ("tool", "user") not in itertools.pairwise(roles)
     if (before + after).endswith("a"):
         assert roles[-1] == "assistant"  # it may be gone on from
-    if takes.takes_system_before_results:  # else the template itself has the system message in another turn of each request
+    if not takes.takes_no_user:
+        assert (
+            "user" in roles or set(roles) == {"system"} or not roles or "tool" in roles
+        )  # what is said behind a result may be a part of it
+    elif takes.takes_system_before_results:  # else the template itself has the system message in another turn of each request
         # The next request's turns begin as these did, so that what is cached of them stays of use.
         assert arranged(turns(before), takes)[:-1] == whole[: max(len(arranged(turns(before), takes)) - 1, 0)]
 

@@ -433,6 +433,7 @@ def test_normalising_leaves_the_callers_messages_alone() -> None:
         ("qwen", "", "<|im_start|>assistant\n"),
         ("llama3", "", "<|start_header_id|>assistant<|end_header_id|>\n\n"),  # this trims the message, and not its own header
         ("gemma", " ", "<start_of_turn>model\n"),
+        ("mistral", "", "[/INST]"),
         ("mistral", "Once  ", "[/INST] Once"),  # this template trims, so the space would never have been seen
         ("gemma", "Hello", "<start_of_turn>model\nHello"),  # the user said the same
         ("phi", "Once\n", "<|assistant|>\nOnce\n"),
@@ -466,10 +467,25 @@ FOLDED = (  # as Gemma 3's, which writes what the system says into the user's fi
 )
 
 
-@pytest.mark.parametrize("source", [STYLE["mistral"], STYLE["gemma"], FOLDED], ids=["mistral", "gemma", "folded"])
-@pytest.mark.parametrize(
-    "roles", [("assistant", "user"), ("system", "assistant", "user"), ("system",), ("system", "system"), ("assistant",)]
+DEFAULTED = FOLDED.replace(  # as Mistral Small 3's, which has a system message of its own where there is none
+    "else '' %}", "else 'DEFAULT\n\n' %}"
+).replace("(messages[1:] if sys else messages)", "(messages[1:] if messages[0].role == 'system' else messages)")
+ASKED = (  # as Qwen3.5's, which looks for a question anywhere
+    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('No user query found') }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+
+
+def test_a_systems_word_stays_one_where_the_model_speaks_first() -> None:
+    text = made(DEFAULTED).render([said("system", "You are Ann."), said("assistant", "Hi!"), said("user", "yo")])
+    assert text == "<user>You are Ann.\n\n</s><assistant>Hi!</s><user>yo</s><assistant>"
+
+
+NO_USER_FIRST = [("assistant", "user"), ("system", "assistant", "user"), ("system",), ("system", "system"), ("assistant",)]
+
+
+@pytest.mark.parametrize("source", [STYLE["mistral"], STYLE["gemma"], FOLDED, ASKED], ids=["mistral", "gemma", "folded", "asked"])
+@pytest.mark.parametrize("roles", NO_USER_FIRST)
 def test_a_conversation_that_no_user_begins_is_shown_whole(source: str, roles: tuple[str, ...]) -> None:
     messages = [said(role, f"word{i}") for i, role in enumerate(roles)]
     text = made(source).render(messages)
