@@ -294,7 +294,8 @@ class StepModel(Protocol):
         """Give back all memory; a second call is harmless. After it nothing is called but what may be called from any thread.
 
         A client that leaves does not wait for the thread that tokenises its text: calls of the vocabulary may be under way, which `close`
-        waits for, and may come later, which raise ModelDied where the vocabulary is gone. A server that ends waits five seconds.
+        waits for, and may come later, which raise ModelDied where the vocabulary is gone. `cllm serve` waits five seconds for it at its
+        end.
         """
 
 
@@ -470,7 +471,7 @@ class StreamModel(Protocol):
     def close(self) -> None:
         """Give back everything. Nothing is told afterwards; a second call is harmless. One that was never opened is closed, too.
 
-        It may block; a server that ends waits five seconds for it, and what it has not ended by then is left behind.
+        It may block; `cllm serve` waits five seconds for it at its end, and what it has not ended by then is left behind.
         """
 
 

@@ -42,7 +42,6 @@ class TemplateFeatures:
     speaker: str  # whose that text is in a turn of its own: "assistant", or "model" where else the calls would follow without a turn's head
     wants_results_with_calls: bool  # in the turn that called, as `tool_responses`
     supports_tools: bool  # the tools' names reach the prompt
-    writes_bos: bool  # the prompt begins with the bos token, so tokenising must not add another
     wants_parts: bool  # content must be a list of parts, not a string
     wants_object_arguments: bool  # a tool call's arguments must be an object, not the JSON text that the OpenAI API has
     empty_content: str | None  # the content of a message that only calls tools: None or ""
@@ -250,7 +249,7 @@ def _tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}}
 
 
-def probe(render: Callable[..., str], source: str, variables: frozenset[str], bos_token: str) -> TemplateFeatures:
+def probe(render: Callable[..., str], source: str, variables: frozenset[str]) -> TemplateFeatures:
     """Find what the template of `source` does, which expects `variables` and is rendered by `render(messages, timeout_s, **variables)`.
 
     `render` raises RequestError where it cannot.
@@ -284,7 +283,6 @@ def probe(render: Callable[..., str], source: str, variables: frozenset[str], bo
         wants_results_with_calls=wants_results_with_calls,
         # Where it fails with every call that was made, as one that changes lists, no conversation could go on from the first.
         supports_tools=_NEEDLE in prober.shows([hello], tools=[_tool(_NEEDLE)]) and any(with_calls),
-        writes_bos=bool(bos_token) and prober.shows([hello]).startswith(bos_token),
         wants_parts=wants_parts,
         wants_object_arguments=wants_object_arguments,
         empty_content=empty_content,

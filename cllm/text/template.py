@@ -60,7 +60,7 @@ class ChatTemplate:
         self._limits = limits or RenderLimits()
         self._clock = clock
         self._template, variables = _compile(source, ChatEnvironment(now))
-        self.features = probe(self._render, source, variables, bos_token)
+        self.features = probe(self._render, source, variables)
 
     def render(
         self,

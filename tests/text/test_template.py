@@ -178,11 +178,11 @@ def test_the_builtin_template_is_plain_chatml() -> None:
     ("name", "features"),
     [
         ("qwen", {"system", "tools", "thinking"}),
-        ("llama3", {"system", "tools", "bos", "objects"}),
-        ("mistral", {"system", "tools", "bos", "objects"}),
-        ("gemma", {"bos"}),
+        ("llama3", {"system", "tools", "objects"}),
+        ("mistral", {"system", "tools", "objects"}),
+        ("gemma", set()),
         ("phi", {"system"}),
-        ("deepseek", {"system", "bos"}),
+        ("deepseek", {"system"}),
         ("parts", {"system", "tools", "parts"}),
         ("harmony", {"system", "tools", "objects"}),
     ],
@@ -192,7 +192,6 @@ def test_features_are_found_by_rendering(name: str, features: set[str]) -> None:
     flags = {
         "system": found.supports_system,
         "tools": found.supports_tools,
-        "bos": found.writes_bos,
         "objects": found.wants_object_arguments,
         "parts": found.wants_parts,
         "thinking": "enable_thinking" in found.variables,
