@@ -160,6 +160,15 @@ def test_a_layout_that_comes_again_keeps_up_with_what_became_of_the_machine_mean
     assert apart.step_s(8, 8, 500) / before_s == pytest.approx(2.0, rel=0.3)
 
 
+def test_how_far_off_predictions_were_is_told_over_a_change_of_layout() -> None:
+    rng, pool, true = random.Random(1), model(), model()
+    apart = pool.beside(n_rows_max=2048, apart=True)
+    assert (pool.error(), apart.error()) == (None, None)
+    run_steps(pool, true, n_steps=20, rng=rng)
+    apart.keep_up(pool)
+    assert apart.error() == pool.error() is not None
+
+
 def test_when_it_is_fast_again_what_was_measured_still_holds() -> None:
     rng, cost, true = random.Random(2), model(), model()
     run_steps(cost, true, n_steps=500, slowdown=1.3, rng=rng)

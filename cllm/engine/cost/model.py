@@ -139,8 +139,9 @@ class CostModel:
         return other
 
     def keep_up(self, other: CostModel) -> None:
-        """Take over the machine's present speed from the model of the layout that was in force meanwhile."""
+        """Take over the machine's present speed from the model of the layout that was in force meanwhile, and how far off that was."""
         self._scale, self._scale_variance = other._scale, other._scale_variance
+        self._errors = other._errors  # of the last steps, however cells lay: else `/metrics` has nothing to tell after a change
 
     # --- what will be -------------------------------------------------------------------------------------------------
 
