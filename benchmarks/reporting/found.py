@@ -238,6 +238,7 @@ What is told here of other runs than those in the table is of runs that are not 
   `-no-kvu`'s come after 3.8, but who has more good ones is not told apart. First texts come after 1.13 times its time at p90.
 - **Beside `-kvu`** at 8, in ten pairs of two revisions (checks of types ran for seconds beside some), cLLM has 1.10 times the tokens/s
   (0.98 to 1.24, not told apart), and first texts at p50 after 0.90 of its time; at 16 1.07 times (1.03 to 1.12).
+- Short programs, and a test of two seconds, ran beside some pairs of `-b 32` and `-b 64` at 8 and of `-b 32` and `-kvu` at 16.
 - **Memory**: `no prompt cache` saves nothing on the host and takes the least. Where 160 requests come five at a time `-no-kvu` keeps more
   of what ended, and cLLM has 0.32 of its memory.
 """,
@@ -330,13 +331,13 @@ newest of those who wait go first. Below, the whole is what can be served.
   0.30 times at p99.
 - **Beside `-kvu`** at twice and four times as much: 1.08 and 1.09 times its tokens/s, first texts at p50 after 0.63 and 0.73 of its time,
   gaps at p99 0.31 and 0.22 times as long, but at p90 1.90 and 1.59 times.
-- **Beside `-b 64`**, whose batches are about as small as cLLM's steps then: nothing tells tokens/s and gaps apart; at twice as much first
-  texts come at p50 after 0.62 of its time and at p90 after 1.32 times. **Beside `-kvu -b 64`**: 1.09 and 1.13 times its tokens/s, gaps 0.75
-  times as long at p90 and 0.83 and 0.80 times at p99.
+- **Beside `-b 64`** nothing tells tokens/s and gaps apart; at twice as much first texts come at p50 after 0.62 of its time and at p90 after
+  1.32 times. **Beside `-kvu -b 64`**: 1.09 and 1.13 times its tokens/s, gaps 0.75 times as long at p90 and 0.83 and 0.80 times at p99.
 
 What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some
 10 s, and the last one was answered by cLLM after 28 to 44. So fewer good ones a second there are the burst's end, and under a load that
 lasts it is otherwise (overload in "What scheduling must come to"). Pairs of `-no-kvu` are of an earlier revision.
+Short programs ran beside some of those of `-b 64`, `-kvu -b 64` and, at four times, `-kvu`.
 """,
     ),
     Finding(

@@ -84,7 +84,7 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     if not takes.supports_system:
         messages = _told_by_users(messages)
     elif not takes.takes_system_anywhere:
-        n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+        n_leading = _n_leading(messages)
         messages = [*_joined(messages[:n_leading]), *_told_by_users(messages[n_leading:])]
     messages = _asked_first(messages, takes)
     if not (takes.takes_neighbours and takes.takes_text_after_results):
@@ -96,6 +96,11 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     if not takes.takes_text_beside_calls:
         messages = [turn for message in messages for turn in _text_first(message, takes)]
     return _results_with_calls(messages) if takes.wants_results_with_calls else messages
+
+
+def _n_leading(messages: list[Message]) -> int:
+    """System messages before anybody else's."""
+    return next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
 
 
 def _is_empty(message: Message) -> bool:
@@ -206,7 +211,7 @@ def _told_by_users(messages: list[Message]) -> list[Message]:
 
 def _asked_first(messages: list[Message], takes: Takes) -> list[Message]:
     """A user's turn where the template wants one first, or any: an empty one, or the system's last word where nothing follows it."""
-    n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+    n_leading = _n_leading(messages)
     leading, rest = messages[:n_leading], messages[n_leading:]
     if not rest:
         return messages if takes.takes_system_alone or not leading else [*leading[:-1], _user([leading[-1]["content"]])]
