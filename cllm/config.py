@@ -235,8 +235,8 @@ class Settings:
     )
     itl_max_ms: Annotated[float | None, SPEED] = _setting(
         None,
-        "time between tokens to aim at: no more sequences run at once than keep it, and steps with prompts are no longer, as far as a row "
-        "is not dear then (default: 250, or with --parallel none)",
+        "time between tokens to aim at: it bounds how many sequences run at once, and how long steps with prompts take, unless their rows "
+        "would be too dear then (default: 250, or with --parallel none)",
         positive,
     )
     itl_target_ms: Annotated[float | None, SPEED] = _setting(

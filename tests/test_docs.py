@@ -44,3 +44,11 @@ def test_the_page_of_the_api_has_every_endpoint() -> None:
     listed = [one for one in OPERATIONS if one.alias_of is None and one.path != "/"]
     named = {(method, path) for method, path in re.findall(r"`([A-Z]+) (/[^\s`?,]*)", page)}
     assert [one.public_path for one in listed if (one.method, one.public_path) not in named] == []
+
+
+def test_what_is_logged_as_a_warning_or_worse_stands_on_the_page_for_operators() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text("utf-8")
+    sources = [path.read_text("utf-8") for folder in ("cllm", "backends") for path in (ROOT / folder).rglob("*.py")]
+    events = {event for source in sources for event in re.findall(r'log\.(?:warning|error|critical)\(\s*"([a-z_]+\.[a-z_]+)"', source)}
+    assert {"engine.died", "step.failed", "drain.cut"} <= events
+    assert [event for event in sorted(events) if f"`{event}`" not in page] == []

@@ -39,8 +39,9 @@ ctx_size = 32768
 api_key_file = "keys.txt"
 cors_origin = ["https://chat.example.org"]
 
-# Further models. What their tables do not say is shared with the first, but for alias, lora, chat_template_file, embedding_model and
-# embedding_alias. Only settings of the first three sections below may stand here, and neither models, models_memory_mb nor lora_dir.
+# Further models. What their tables do not say is shared with the first, but for alias, lora, embedding_model, embedding_alias and
+# chat_template_file (which a table that names the first's own file shares, too). Only settings of the first three sections below may stand
+# here, and neither models, models_memory_mb nor lora_dir.
 [[models]]
 model = "models/code.gguf"
 alias = ["code"]
