@@ -13,6 +13,7 @@ from benchmarks.figures import FIGURES_BY_NAME
 from benchmarks.standings import Page, best_rows, by_pairs, is_led, of_others, title_of
 
 Run: TypeAlias = dict[str, Any]
+Counts: TypeAlias = list[tuple[str, int, dict[str, Counter[str]]]]  # a setting, how many runs it is in, and verdicts by group of figures
 
 TOKENS, GOOD = "tokens/s", "good requests/s"  # a run's speed, and an overload's
 FIGURES: Final = (
@@ -28,6 +29,7 @@ GROUPS: Final = {  # of figures, where each would be too many
     "between texts": tuple(name for name in FIGURES if name.startswith("between texts")),
     "server peak memory": tuple(name for name in FIGURES if name.startswith("server peak memory")),
 }
+GROUP_OF: Final = {figure: group for group, figures in GROUPS.items() for figure in figures}
 BY_SETTING_HEAD: Final = ("better / worse / not told apart, beside", "runs", *GROUPS)
 
 
@@ -64,7 +66,15 @@ def by_figure(runs: Sequence[Run]) -> list[tuple[str, str, str, str]]:
 
 
 def by_setting(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """A row for each setting of others by itself, of those that have all of a run's pairs: at how many figures ours is better and worse.
+    """A row of words for each of `counted_by_setting`."""
+    return [
+        (title, str(n_runs), *(" / ".join(str(counts[group][verdict]) for verdict in VERDICTS) for group in GROUPS))
+        for title, n_runs, counts in counted_by_setting(runs)
+    ]
+
+
+def counted_by_setting(runs: Sequence[Run]) -> Counts:
+    """Of each setting of others by itself, of those that have all of a run's pairs: at how many figures ours is better and worse.
 
     Who has chosen a setting has all that it is, not what is best at each figure of any.
     """
@@ -72,13 +82,14 @@ def by_setting(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     for run in runs:
         for side in by_pairs(of_others(run["data"]["sides"]))[0]:
             found.setdefault(title_of(side), []).append(list(_beside([side], run)))
-    return [(title, str(len(each)), *_counted(one for some in each for one in some)) for title, each in sorted(found.items())]
+    return [(title, len(each), _counted(one for some in each for one in some)) for title, each in sorted(found.items())]
 
 
-def _counted(some: Iterable[Standing]) -> Iterator[str]:
-    counts = Counter((one.figure, one.verdict) for one in some)
-    for figures in GROUPS.values():
-        yield " / ".join(str(sum(counts[figure, verdict] for figure in figures)) for verdict in VERDICTS)
+def _counted(some: Iterable[Standing]) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {group: Counter() for group in GROUPS}
+    for one in some:
+        counts[GROUP_OF[one.figure]][one.verdict] += 1
+    return counts
 
 
 def _told(one: Standing) -> str:

@@ -5,8 +5,9 @@ Needs matplotlib.
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import attrs
 from benchmarks.figures import FIGURES_BY_NAME
 from benchmarks.reporting.forms import GLANCE_PLOT, SERVED, Run, number, of_kind, plot_of, rung_slug, rung_title
 from benchmarks.reporting.found import in_order
-from benchmarks.reporting.glance import FIGURES, SPEED, Standing, standings
+from benchmarks.reporting.glance import FIGURES, GROUPS, SPEED, Counts, Standing, counted_by_setting, standings
 from benchmarks.reporting.ladder import BESIDE_OTHERS, FLOOR, PARTS, by_start, served_of, surest
 from benchmarks.reporting.peers import LATE_FIGURE, best_figures, with_sizes_alone
 from benchmarks.standings import BOTH, median_of, n_wrong
@@ -26,6 +27,8 @@ MS_MOST: Final = 10_000.0  # more is told in seconds: longer numbers run into ea
 OURS, LOSS, GAIN, OTHERS = "#2a6f97", "#c1554b", "#5a9367", "#a9b4c2"
 PARTS_COLORS: Final = {"sampling": "#d9a441", "engine": "#7b6ca8", "rest": OURS}
 VERDICT_COLORS: Final = {"win": GAIN, "loss": LOSS, "unclear": OTHERS}
+VERDICTS_TOLD: Final = ("cLLM is better", "cLLM is worse", "not told apart")
+PANELS: Final = 4  # beside each other
 AT_A_GLANCE: Final = (SPEED, *(name for name in FIGURES if name != LATE_FIGURE))
 LATENCIES: Final = ("first text", "between texts", "whole answer")  # how the figures begin that are of a time which is drawn
 LATE_AMONG: Final = "first text p50, ms"  # where a late prompt's first text stands, in a line of its own
@@ -44,21 +47,30 @@ def draw(runs: Sequence[Run], folder: Path) -> None:
             draw_bars(run["data"]["sides"], str(folder / plot_of(run, "bars")), run["name"])
             plot_latency(_latency_sides(run), str(folder / plot_of(run, "latency")), run["name"])
     if found := standings(with_sizes_alone(runs)):
-        draw_glance([rung for _, rung in surest(in_order(runs, "ladder"))], found, str(folder / GLANCE_PLOT))
+        alone = counted_by_setting(with_sizes_alone(runs))
+        draw_glance([rung for _, rung in surest(in_order(runs, "ladder"))], found, alone, str(folder / GLANCE_PLOT))
 
 
-def draw_glance(rungs: Sequence[Run], found: Sequence[Standing], path: str) -> None:
-    """What serving costs beside bare llama.cpp, of these rungs, over who is faster at what."""
+def draw_glance(rungs: Sequence[Run], found: Sequence[Standing], by_setting: Counts, path: str) -> None:
+    """What serving costs beside bare llama.cpp, of these rungs, over who is faster at what, over how often beside each setting by itself.
+
+    As wide as a page shows without making its words too small to read.
+    """
     served = [rung for rung in rungs if rung["stages"][0]["name"] == FLOOR and served_of(rung) is not None]
     found = [one if one.figure != LATE_FIGURE else attrs.evolve(one, run=f"{one.run}, the long one", figure=LATE_AMONG) for one in found]
     names = list(dict.fromkeys(one.run for one in found))
     shown = [name for name in AT_A_GLANCE if any(one.figure == name for one in found)]
-    heights = [0.7 + 0.4 * len(served), 1 + 0.26 * len(names)] if served else [1 + 0.26 * len(names)]
-    whole = pyplot().figure(figsize=(2 * len(shown) + 1, sum(heights)), layout="constrained")
-    *upper, lower = whole.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for part in upper:
-        _draw_served(served, part)
-    _draw_standings(found, names, shown, lower)
+    n_lines = -(-len(shown) // PANELS)
+    parts: list[tuple[float, Callable[[Any], None]]] = [
+        (0.8 + 0.3 * len(served), lambda part: _draw_served(served, part)),
+        (0.7 + n_lines * (0.6 + 0.19 * len(names)), lambda part: _draw_standings(found, names, shown, part)),
+        (1 + 0.24 * len(by_setting), lambda part: _draw_by_setting(by_setting, part)),
+    ]
+    parts = [part for part, some in zip(parts, (served, found, by_setting), strict=True) if some]
+    heights = [height for height, _ in parts]
+    whole = pyplot().figure(figsize=(10, sum(heights)), layout="constrained")
+    for (_, draw_part), part in zip(parts, whole.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0], strict=True):
+        draw_part(part)
     save(whole, path)
 
 
@@ -87,17 +99,20 @@ def _draw_served(rungs: Sequence[Run], part: Any) -> None:
         axis.set_ylim(len(rungs) - 0.5, -0.7)
         axis.grid(visible=True, axis="y", alpha=0.3)
     left.margins(x=0.25)
-    right.margins(x=0.25)
-    left.set_title(f"What is left of bare llama.cpp's tokens/s when it is streamed over HTTP (95 %; {SERVED} over {FLOOR})", fontsize=8)
-    right.set_title("What a step takes outside llama.cpp, ms", fontsize=8)
+    right.margins(x=0.4)  # for the words beside a bar
+    left.set_title(f"{SERVED} over {FLOOR}: what streaming over HTTP leaves\nof bare llama.cpp's tokens/s (95 %)", fontsize=8)
+    right.set_title("What a step takes outside llama.cpp,\nms, of all that it takes", fontsize=8)
     handles = [pyplot().Rectangle((0, 0), 1, 1, color=color) for color in PARTS_COLORS.values()]
     right.legend(handles, [PARTS[name] for name in PARTS_COLORS], **BESIDE)
 
 
 def _draw_standings(found: Sequence[Standing], names: Sequence[str], shown: Sequence[str], part: Any) -> None:
     """How many times better ours is, a panel for each figure and a line for each run, with the interval; right of 1 is better."""
-    axes = part.subplots(1, len(shown), sharey=True, squeeze=False)
-    for name, axis in zip(shown, axes[0], strict=True):
+    axes = part.subplots(-(-len(shown) // PANELS), min(PANELS, len(shown)), sharey=True, squeeze=False)
+    for name, axis in itertools.zip_longest(shown, axes.flat):
+        if name is None:
+            axis.set_visible(False)
+            continue
         some = [one for one in found if one.figure == name]
         axis.axvline(1.0, color="black", linewidth=0.8)
         for one in some:
@@ -105,18 +120,35 @@ def _draw_standings(found: Sequence[Standing], names: Sequence[str], shown: Sequ
             low, middle, high = (min(max(end, 1 / TIMES_MOST), TIMES_MOST) for end in _ends(one))
             axis.plot([low, high], [place, place], color=color, linewidth=1.6)
             axis.plot([middle], [place], marker="o", markersize=4, color=color)
-            axis.annotate(f"{one.times_better:.2f}", (0.99, place), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=6)
+            axis.annotate(f"{one.times_better:.2f}", (0.99, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7)
         axis.set_xscale("log", base=2)
-        axis.set_xlim(1 / TIMES_MOST, TIMES_MOST * 2.4)
+        axis.set_xlim(1 / TIMES_MOST, TIMES_MOST * 5)
         axis.set_xticks([1 / 4, 1 / 2, 1, 2, 4, 8], ["¼", "½", "1", "2", "4", "8"])
         axis.set_title(name.removesuffix(" of overloads").replace(", or ", "\nor "), fontsize=8)
         axis.grid(visible=True, axis="y", alpha=0.3)
     axes[0][0].set_yticks(range(len(names)), names)
-    axes[0][0].invert_yaxis()
+    axes[0][0].set_ylim(len(names) - 0.4, -0.6)
     handles = [pyplot().Line2D([], [], marker="o", color=color) for color in VERDICT_COLORS.values()]
-    labels = ["cLLM is better", "cLLM is worse", "not told apart"]
-    part.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    part.suptitle("How many times better cLLM is than the other server's best setting for each figure (95 %)")
+    part.legend(handles, VERDICTS_TOLD, loc="outside lower center", ncols=3, frameon=False)
+    part.suptitle("How many times better cLLM is than the other server's best setting for each figure (95 %)", fontsize=10)
+
+
+def _draw_by_setting(rows: Counts, part: Any) -> None:
+    """At how many figures ours is better, worse or not told apart, beside each setting by itself: a panel for each group of figures."""
+    axes = part.subplots(1, len(GROUPS), sharey=True, squeeze=False)[0]
+    for group, axis in zip(GROUPS, axes, strict=True):
+        for place, (_, _, counts) in enumerate(rows):
+            before = 0
+            for verdict, color in VERDICT_COLORS.items():
+                if count := counts[group][verdict]:
+                    axis.barh(place, count, left=before, color=color, height=0.7)
+                    axis.annotate(str(count), (before + count / 2, place), ha="center", va="center", fontsize=7)
+                    before += count
+        axis.set_title(group.removesuffix(" of overloads").replace(", or ", "\nor "), fontsize=8)
+        axis.set_xticks([])
+    axes[0].set_yticks(range(len(rows)), [f"{title}, {n_runs} {'runs' if n_runs > 1 else 'run'}" for title, n_runs, _ in rows])
+    axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    part.suptitle("Beside each setting by itself, at how many figures", fontsize=10)
 
 
 def _ends(one: Standing) -> tuple[float, float, float]:

@@ -16,7 +16,7 @@ from benchmarks.figures import FIGURES
 from benchmarks.promises import Part, Promise
 from benchmarks.reporting.forms import GLANCE_PLOT, number, of_kind, when
 from benchmarks.reporting.found import FOUND, WRITTEN_OF, Finding
-from benchmarks.reporting.glance import is_in_part, standings
+from benchmarks.reporting.glance import counted_by_setting, is_in_part, standings
 from benchmarks.reporting.peers import MAIN_FIGURES, MAIN_OVERLOAD_FIGURES, SIDE_FIGURES, n_settings
 from benchmarks.reporting.readme import BEGIN, END, readme_table, with_table
 from benchmarks.reporting.stack import client_of_stage
@@ -643,7 +643,7 @@ def test_bars_stand_in_pairs_for_each_setting_over_the_same_passes(folder: Path,
     assert texts.count("cLLM") == 1
 
 
-def test_one_picture_has_what_serving_costs_and_who_is_faster_the_late_prompt_in_a_line_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_one_picture_has_what_serving_costs_and_who_is_faster_at_what_and_beside_which_setting(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
     from benchmarks.reporting.plots import draw
 
@@ -655,7 +655,10 @@ def test_one_picture_has_what_serving_costs_and_who_is_faster_the_late_prompt_in
     assert texts.count("8 at a time") == 2
     assert "0.970" in texts, "of native's tokens/s"
     assert " 1.0 of 10 ms" in texts, "of a step of what is served"
-    assert [text for text in texts if text.startswith("seed-40x8*")] == ["seed-40x8*", "seed-40x8*, the long one"]
+    assert list(dict.fromkeys(text for text in texts if text.startswith("seed-40x8*"))) == ["seed-40x8*", "seed-40x8*, the long one"]
+    for title, n_runs, counts in counted_by_setting(of_kind(runs, "peers")):
+        assert f"{title}, {n_runs} run" in texts
+        assert counts["first texts"].total() == 4, "p50, p90, p99, and that of the late one"
 
 
 def test_latencies_are_drawn_of_those_who_are_the_best_by_the_pairs_that_are_kept() -> None:
