@@ -18,13 +18,13 @@ from cllm.errors import BackendError, LoadFailed, ModelDied, StepFailed
 from cllm_llamacpp import settings
 from cllm_llamacpp.adapters import Adapters
 from cllm_llamacpp.batch import BatchPointers
+from cllm_llamacpp.codes import check_alive
 from cllm_llamacpp.facts import Facts
 from cllm_llamacpp.library import LOG
 from cllm_llamacpp.pages import give_back_zeros
 from cllm_llamacpp.vocabulary import LlamaVocabulary
 
 _POOLING_NONE: Final = 0
-_NO_ROOM, _INVALID, _FAILED = 1, -1, -3  # see `LlamaModel`
 _POOLING_RANK: Final = 4
 
 _N_SLOTS: Final = 64  # inputs of one step at most
@@ -168,10 +168,7 @@ class LlamaEmbedder:
     def step(self, batch: Batch) -> Vectors:
         self._check(batch)
         code = self._lib.llama_decode(self._context, self._pointers.of(batch).first(batch.n_rows))
-        if code not in (0, _NO_ROOM, _INVALID) and self._has_recurrent_state:  # also those of inputs that have no rows in this step
-            raise ModelDied(f"llama.cpp failed with code {code}, and recurrent states cannot be vouched for after that")
-        if code == _FAILED and self._gpu:
-            raise ModelDied("the GPU failed, and computes nothing more for this process")
+        check_alive(code, has_recurrent_state=self._has_recurrent_state, gpu=self._gpu)
         if code != 0:
             raise StepFailed(f"llama.cpp failed with code {code}")
         if not (self._memory or self._gpu):

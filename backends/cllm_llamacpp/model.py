@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import attrs
 import numpy as np
@@ -12,6 +12,7 @@ from cllm.backend import Batch, Capabilities, Embedder, Int32s, KvLayout, Logits
 from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, StepFailed
 from cllm_llamacpp import settings
 from cllm_llamacpp.batch import BatchPointers
+from cllm_llamacpp.codes import ABORTED, INVALID, NO_ROOM, check_alive
 from cllm_llamacpp.context import Context
 from cllm_llamacpp.embedder import N_TOKENS_BESIDE, make_embedder
 from cllm_llamacpp.facts import Facts
@@ -20,11 +21,6 @@ from cllm_llamacpp.native import Native
 from cllm_llamacpp.outputs import LogitsViews
 from cllm_llamacpp.state import States
 from cllm_llamacpp.vocabulary import LlamaVocabulary
-
-_NO_ROOM: Final = 1
-_ABORTED: Final = 2
-_INVALID: Final = -1
-_FAILED: Final = -3
 
 
 class LlamaModel:
@@ -173,17 +169,14 @@ class LlamaModel:
         return lengths
 
     def _raise(self, code: int, batch: Batch) -> NoReturn:
-        if code == _NO_ROOM:
+        if code == NO_ROOM:
             raise NoRoom(f"no room for {batch.n_rows} rows")
-        if code == _INVALID:
+        if code == INVALID:
             raise StepFailed("llama.cpp refused the batch")
-        if code != _ABORTED and self._facts.has_recurrent_state:
-            raise ModelDied(f"llama.cpp failed with code {code}, and recurrent states cannot be vouched for after that")
-        if code == _FAILED and self._gpu:
-            raise ModelDied("the GPU failed, and computes nothing more for this process")
+        check_alive(code, has_recurrent_state=self._facts.has_recurrent_state, gpu=self._gpu)
         for slot in np.unique(batch.slots[: batch.n_rows]).tolist():
             self._cut(slot, int(self._lengths[slot]))
-        if code == _ABORTED:
+        if code == ABORTED:
             raise Aborted("the step was aborted")
         raise StepFailed(f"llama.cpp failed with code {code}")
 

@@ -112,8 +112,8 @@ def laid_out(spec: ModelSpec, layout: KvLayout, n_slots: int, n_cells: int) -> M
     return attrs.evolve(spec, kv_layout=layout, n_live=n_parts, n_cells=n_parts * n_part)
 
 
-def n_slots(spec: ModelSpec, facts: Facts) -> int:
-    """Return how many slots to make. In one pool of plain attention they cost next to nothing: all that llama.cpp allows."""
+def n_sequences(spec: ModelSpec, facts: Facts) -> int:
+    """Return how many sequences to make, spare ones too. In one pool of plain attention they cost little: all that llama.cpp allows."""
     if layout_of(spec) is KvLayout.STREAMS:
         wanted = spec.n_live or _N_SLOTS_STREAMS
     elif not facts.keeps_all:
@@ -158,7 +158,7 @@ def bytes_per_cell(spec: ModelSpec, facts: Facts) -> float:
 
 def context_params(lib: Any, spec: ModelSpec, facts: Facts, *, free_bytes: int, gpu: bool) -> Any:
     params = lib.llama_context_default_params()
-    params.n_seq_max = n_slots(spec, facts)
+    params.n_seq_max = n_sequences(spec, facts)
     params.n_ctx = n_cells(spec, facts, free_bytes)
     params.n_ubatch = min(spec.n_rows_physical, spec.n_rows_max)
     # llama.cpp finds cells for all pieces of a step before it computes the first. Where a window slides in a pool it frees cells for the

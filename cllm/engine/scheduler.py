@@ -18,6 +18,7 @@ from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, Tok
 from cllm.engine.failures import too_late, unread, without_token
 from cllm.engine.limits import Limits, memory_limits, n_live_max_of, offload_of
 from cllm.engine.making import SequenceMaker
+from cllm.engine.memory.cells import Cells
 from cllm.engine.memory.dealing import Memory
 from cllm.engine.memory.prices import Prices
 from cllm.engine.sequence import FINISHED, PREFILL, Miss, Phase, Sequence, SequenceSpec
@@ -44,7 +45,6 @@ class Scheduler:
         self.cost = cost
         prices = Prices(self.cost)
         self.memory = Memory(memory_limits(limits), offload_of(limits, prices), prices)
-        self.cells = self.memory.cells
         self.totals = Totals()
         self._vocabulary = vocabulary
         self._n_live_max = n_live_max_of(limits)
@@ -69,6 +69,11 @@ class Scheduler:
         self._now = 0.0
         self._n_arrived = 0
         self._newest: Sequence | None = None
+
+    @property
+    def cells(self) -> Cells:
+        """Who holds how many cells; another object once they lie otherwise."""
+        return self.memory.cells
 
     # --- what the shell says ------------------------------------------------------------------------------------------
 
@@ -130,12 +135,14 @@ class Scheduler:
         self.check_length(spec)
         self._n_arrived += 1
         sequence = self._maker.make(spec, self._n_arrived, now, self.limits)
+        other = self._other_choice(sequence)
         try:  # there may be no memory to look for a prompt of a million tokens
-            self.memory.arrived(sequence, is_another=self._is_another(sequence))
-            sequence.work = self._service.work(self._n_new(sequence), sequence.n_max - sequence.n_prompt)
+            self.memory.arrived(sequence, is_another=other is not None)
+            sequence.work = self._service.work(self._n_new(sequence, other), sequence.n_max - sequence.n_prompt)
         except BaseException:
             self.memory.ends_waiting(sequence)
             raise
+        self._newest = sequence
         self._sequences[sequence.seq_id] = sequence
         sequence.timeline.note(now, "queued", n_prompt=sequence.n_prompt, n_before=len(self._queue))
         self._queue.add(sequence)
@@ -402,15 +409,14 @@ class Scheduler:
         else:
             self.memory.forget(sequence)
 
-    def _is_another(self, sequence: Sequence) -> bool:
-        """Whether the sequence before was another choice of its request."""
-        return self._newest is not None and self._newest.spec.prompt is sequence.spec.prompt
+    def _other_choice(self, sequence: Sequence) -> Sequence | None:
+        """The sequence that came just before, if it is another choice of the same request."""
+        newest = self._newest
+        return newest if newest is not None and newest.spec.prompt is sequence.spec.prompt else None
 
-    def _n_new(self, sequence: Sequence) -> int:
-        """Rows that a newcomer's prompt will probably need: not those that are known, nor those that another of its request computes."""
-        before, is_another = self._newest, self._is_another(sequence)
-        self._newest = sequence
-        is_coming = is_another and before is not None and before.phase is not FINISHED
+    def _n_new(self, sequence: Sequence, other: Sequence | None) -> int:
+        """Rows that a newcomer's prompt will probably need: not those that are known, nor those that the `other` choice computes."""
+        is_coming = other is not None and other.phase is not FINISHED
         if is_coming and sequence.may_share and self.memory.limits.shares_live:
             return 1
         return sequence.n_prompt - self.memory.n_known(sequence)

@@ -22,7 +22,7 @@ from cllm.text.transcript import Transcript
 class SequenceSpec:
     """What is wanted of one sequence, validated. Seconds are of the scheduler's clock, which its caller provides."""
 
-    prompt: Seq[int]  # at least one token
+    prompt: Seq[int]  # at least one token. Answers to one prompt have one list of it: by that (`is`) they are known to be alike, unread
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
     stopping: StopParams = attrs.field(factory=StopParams)
     seed: int = 0  # 64 bits; the same seed gives the same text
@@ -74,7 +74,7 @@ PREFILL, DECODE, FINISHED = Phase.PREFILL, Phase.DECODE, Phase.FINISHED
 
 @attrs.define(eq=False, kw_only=True)
 class Sequence:
-    """The state of one sequence. Changed by the scheduler alone.
+    """The state of one sequence. Changed by the scheduler, and by its `Memory` (slot, cells, what was known), `Followers` and `Queue`.
 
     tokens:   [0, n_prompt) the prompt | [n_prompt, len) generated
     computed: [0, n_computed) have their cells in `slot`; the rest is owed
@@ -98,7 +98,7 @@ class Sequence:
     order: tuple[int, int]  # rank of service: (priority, arrival); lower first
     timeline: Timeline = attrs.field(factory=Timeline)
     phase: Phase = Phase.WAITING
-    slot: int = 0  # meaningful only while cells are held (PREFILL, DECODE)
+    slot: int = 0  # its place while it holds cells, and then the last that it had, which nobody else is given before the next plan
     n_computed: int = 0
     prefill_from: int = 0  # rows of prompts that had ever been computed when it was first admitted, and its own since then
     waits_from: int = 0  # the same since it was admitted last

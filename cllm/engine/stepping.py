@@ -103,7 +103,12 @@ class StepScheduler(Scheduler):
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan | None:
-        """Re-form the batch. None when nothing is owed: no rows, no memory moves, no events."""
+        """Re-form the batch. None when nothing is owed: no rows, no memory moves, no events.
+
+        In this order: who leaves frees cells; what is idle goes to the host, which is told first whether anybody waits for that; who waits
+        is let in, where that leaves a cell for each who runs (`_fits`); these take it. Only then it is known who has rows: whoever had to
+        give way, or whose cells are on their way, has none. What all of that moves is taken last.
+        """
         self._planned_at = self._now = now
         events: list[Event] = []
         if self._marked or self._deadlines:
@@ -111,8 +116,7 @@ class StepScheduler(Scheduler):
         if self._trials:
             self._trials.advance()
         if self.memory.offload is not None:
-            is_generating = any(sequence.phase is DECODE for sequence in self._running)
-            self.memory.offload.is_generating = is_generating or self.has_neighbours
+            self.memory.offload.is_generating = self._is_waited_for
         self.memory.retire_idle()
         self._admit(now, events)
         self._reserve_decode_cells()
@@ -120,15 +124,15 @@ class StepScheduler(Scheduler):
         beside = self._who_is_put_off(running) if self._trials else []
         is_decoding = bool(beside) or any(sequence.phase is DECODE for sequence in running)
         places_taken = not is_decoding and len(running) >= self._n_places() and not self._is_hurried(running, now)
-        n_cells = self.cells.n_total - self.cells.n_free
+        moves = self.memory.take_moves()  # nothing below may move a cell: it would be done after the rows that count on it
         plan = self._former.form(
             running,
-            self.memory.take_moves(),
+            moves,
             events,
-            n_cells,
+            self.cells.n_in_use,
             beside=beside,
             n_prefilled=self.totals.n_prefill_rows,
-            n_keys=self._accounts.n_late if is_decoding else self._n_keys(),
+            n_keys=self._accounts.n_recent if is_decoding else self._n_keys(),
             meetings=self._meetings(beside_answers=is_decoding),
             places_taken=places_taken,
         )
@@ -146,6 +150,7 @@ class StepScheduler(Scheduler):
         decoding = plan.decoding
         if not decoding or plan.prefilling or len(decoding) != len(self._running) or self._marked or self._trials:
             return None
+        # Where slots cannot be trimmed, the cell of a row in vain could not be freed.
         if not self.limits.can_trim or self.has_neighbours or (self._deadlines and self._deadlines[0][0] <= now):
             return None
         if self.cost.is_grounded and not AHEAD_S_LEAST <= plan.expected_s <= AHEAD_S_MAX:
@@ -221,18 +226,38 @@ class StepScheduler(Scheduler):
         return COMPANIONS_SHARE * self.cost.step_s(min(n_rows, self.limits.n_rows_max), 0, 0) if n_rows else 0.0
 
     def apply(self, plan: Plan, output: StepOutput, now: float, ahead: Ahead | None = None) -> list[Event]:
-        """Settle a step that went well: every row has its cell, every output its token. `ahead`: the step that has begun meanwhile."""
+        """Settle a step that went well: every row has its cell, every output its token. `ahead`: the step that has begun meanwhile.
+
+        Rows are noted before tokens are told: whoever ends by its token leaves the cells that it has by then. `ahead` comes last: whose row
+        there is in vain is known when all tokens were read.
+        """
         self._now = now
         events: list[Event] = []
         if plan.n_rows:
             self._serve(plan, now - self._planned_at)
-        self._settle(plan, now)
-        if self._choice is not None and plan.n_rows:
+        self._note_moves(plan, now)
+        if plan.n_rows:
+            self._learn_cost(plan, output.model_s, now)
+        self._note_rows(plan, now)
+        if plan.scorings:
+            self._tell_scores(plan.scorings, output.scores, events)
+        self._tell_tokens(plan.outputs, output, now, events)
+        if self._trials.is_any_suspect:
+            self._acquit(plan.outputs)
+        if ahead is not None:
+            self._planned_at = now
+            self.memory.overrun(ahead.note_overrun())
+        return events
+
+    def _learn_cost(self, plan: Plan, model_s: float, now: float) -> None:
+        if self._choice is not None:  # by the prices that it was planned with
             self._note_cost_of_layout(self._choice, plan)
-        if plan.n_rows and output.model_s > 0:
+        if model_s > 0:
             self._stepped_at = now
-            n_outputs = plan.batch.n_outputs
-            self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
+            self.cost.observe(plan.n_rows, plan.batch.n_outputs, plan.n_cells, model_s, plan.passes, attended=plan.attended)
+
+    def _note_rows(self, plan: Plan, now: float) -> None:
+        """Every row has its cell."""
         self.totals.n_fillers += len(plan.fillers)
         overrun = plan.overrun()
         for sequence in plan.decoding:
@@ -248,12 +273,13 @@ class StepScheduler(Scheduler):
             self.totals.n_prefill_rows += n_counted
             sequence.prefill_from += n_counted  # it has not waited for its own
             sequence.waits_from += n_counted
-        if plan.scorings:
-            self._tell_scores(plan.scorings, output.scores, events)
+
+    def _tell_tokens(self, outputs: Seq[Sequence], output: StepOutput, now: float, events: list[Event]) -> None:
+        """Every output has its token."""
         logprobs = output.logprobs
         invalid = frozenset(output.invalid)
         choice = self._choice if self._choice is not None and self._choice.is_apart else None
-        for i, sequence in enumerate(plan.outputs):
+        for i, sequence in enumerate(outputs):
             if sequence.phase is FINISHED:  # ended from outside while the step ran
                 continue
             if sequence.phase is PREFILL:
@@ -268,12 +294,6 @@ class StepScheduler(Scheduler):
             self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
             if choice is not None and sequence.phase is not FINISHED:  # the last token would have needed no cell
                 choice.grew(len(sequence.tokens))
-        if self._trials.is_any_suspect:
-            self._acquit(plan.outputs)
-        if ahead is not None:
-            self._planned_at = now
-            self.memory.overrun(ahead.note_overrun())
-        return events
 
     def _serve(self, plan: Plan, seconds: float) -> None:
         """Count what was done, by what a generated token takes beside as many as run, and keep that for those who wait.
@@ -284,11 +304,11 @@ class StepScheduler(Scheduler):
         if self.cost.is_grounded:  # a process that was stopped for a while says nothing of how fast it is
             seconds = min(seconds, max(STALLED * plan.expected_s, STALLED_S))
         if n_running and self._is_full and self.cost.is_grounded:
-            self._generated_token = self.cost.generated_rows(n_running, cells.n_total - cells.n_free, cells.n_held)
+            self._generated_token = self.cost.generated_rows(n_running, cells.n_in_use, cells.n_held)
         n_generated = len(plan.decoding) - len(plan.overrun())
         self._service.step(plan.n_prompt_rows, n_generated, seconds, is_full=self._is_full, generated=self._generated_token)
 
-    def _settle(self, plan: Plan, now: float) -> None:
+    def _note_moves(self, plan: Plan, now: float) -> None:
         for sequence in self.memory.settle(plan):
             note_cached(sequence, now, "restored")
 
@@ -316,7 +336,7 @@ class StepScheduler(Scheduler):
         self._now = now
         events: list[Event] = []
         members = [sequence for sequence in plan.members() if sequence.phase is not FINISHED]
-        self._settle(plan, now)
+        self._note_moves(plan, now)
         robbed = self.memory.owe_again(plan.moves, plan.n_moves_done, has_failed=not isinstance(error, Aborted))
         for sequence in robbed:
             if sequence.phase is not Phase.WAITING:
@@ -450,7 +470,6 @@ class StepScheduler(Scheduler):
         self.cost, self._cost_other = other, self.cost
         prices = Prices(self.cost)
         self.memory.laid_out(memory_limits(self.limits), offload_of(self.limits, prices), prices, carries_states=self.limits.carries_states)
-        self.cells = self.memory.cells
         self._n_live_now = self._n_live_max = n_live_max_of(self.limits)
         self._places, self._former = self._dealer()
         self._places_other = Places(self._cost_other, n_max=self._n_wanted_max, itl_max_s=limits.itl_max_s)
@@ -517,7 +536,12 @@ class StepScheduler(Scheduler):
 
     def _is_moving_enough(self) -> bool:
         """Whether what comes back from the host or is copied in the next step takes long enough already for those who wait for it."""
-        return self.memory.moving_s >= MOVING_S_MAX and (self.has_neighbours or any(one.phase is DECODE for one in self._running))
+        return self.memory.moving_s >= MOVING_S_MAX and self._is_waited_for
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether somebody waits for the end of each step: who generates, or another who computes in our thread."""
+        return self.has_neighbours or any(sequence.phase is DECODE for sequence in self._running)
 
     def _passes(self, first: Sequence, now: float, events: list[Event]) -> Sequence | None:
         """Who may come though it is the turn of `first`, whose prompt would only wait inside; that of a key with fewer places would not."""
@@ -558,7 +582,7 @@ class StepScheduler(Scheduler):
     def _n_bearable(self, places: Places) -> int:
         cells = self.cells
         n_own = cells.n_held / max(len(self._running), 1)
-        return places.n(cells.n_total - cells.n_free, self._service.prompt_rows, n_own)
+        return places.n(cells.n_in_use, self._service.prompt_rows, n_own)
 
     def _is_crowded(self, sequence: Sequence) -> bool:
         """Say whether prompts that go before its own fill some steps already. Inside it would only wait, and keep a fresher one out.
@@ -576,7 +600,7 @@ class StepScheduler(Scheduler):
         if any(one.phase is DECODE for one in self._running):
             return True
         # That was the room beside answers, which are no more.
-        n_running, n_cells = min(len(self._running) + 1, self._n_live_max), self.cells.n_total - self.cells.n_free
+        n_running, n_cells = min(len(self._running) + 1, self._n_live_max), self.cells.n_in_use
         places_taken = len(self._running) + self.n_waiting >= self._n_places()  # when all have come
         owed.append(n_own)
         n_room = self._former.n_room_alone(n_running, n_cells, owed, self._n_keys(), places_taken)
@@ -596,7 +620,7 @@ class StepScheduler(Scheduler):
 
     def _n_keys(self) -> int:
         """Keys that have asked of late. Where nobody generates, who computes beside us waits for our steps as another key does."""
-        return max(self._accounts.n_late, 1 + self.has_neighbours)
+        return max(self._accounts.n_recent, 1 + self.has_neighbours)
 
     def _make_way(self, sequence: Sequence) -> bool:
         return self._make_way_for_trial(sequence) if self._trials else self._make_way_for_justice(sequence)

@@ -20,7 +20,7 @@ class SequenceView:
     n_generated: int
     n_computed: int
     n_held: int
-    n_shared: int  # of these, cells that others computed
+    n_shared: int  # of these, cells that it found when it was admitted last
     n_cached: int  # tokens of its prompt that were known when it was first admitted: where the match ended, for which `miss` is the reason
     miss: Miss | None  # None: it has not been admitted yet
     n_preempted: int

@@ -108,6 +108,7 @@ class Tenant:
             self._learnt_of_vectors = () if self.engine.embedder is None else self.engine.embedder.aliases
         elif state is State.FAILED:
             self.n_failures += 1
+            self.failed_at = trio.current_time()
         if state in (State.LOADED, State.FAILED):
             self.settle()
         self.tell()

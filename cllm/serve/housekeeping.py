@@ -152,24 +152,27 @@ class Housekeeper:
     async def _load_on_demand(self) -> None:
         while True:
             while self._wanted:
-                tenant = self._wanted[0]
-                if tenant.state is State.UNLOADING:
-                    await self.unload(tenant)
-                is_loaded = tenant.state is State.LOADED
-                if not is_loaded and self._is_known(tenant) and await self._can_be(tenant):
-                    await self._make_room(tenant)
-                    if self._is_known(tenant):
-                        await self._load(tenant)
-                self._wanted.remove(tenant)  # it may be unloaded while others make room, and who wants it then is to be heard
-                if tenant.waiting and self._is_known(tenant):  # since it was loaded, or was not: nobody has heard them
-                    self._want(tenant)
-                if not self._is_known(tenant):  # it was forgotten meanwhile: loaded, it could be named and unloaded by nobody
-                    tenant.settle()
-                    self._nursery.start_soon(self.unload, tenant)
-                elif not is_loaded and tenant in self._lives:
-                    await self._make_room(tenant)  # for its cells, too
+                await self._load_wanted(self._wanted[0])
             self._work = trio.Event()
             await self._work.wait()
+
+    async def _load_wanted(self, tenant: Tenant) -> None:
+        """Load who is wanted, if that can be. While others make room for it, it may be loaded, unloaded, wanted again or forgotten."""
+        if tenant.state is State.UNLOADING:
+            await self.unload(tenant)
+        is_loaded = tenant.state is State.LOADED
+        if not is_loaded and self._is_known(tenant) and await self._can_be(tenant):
+            await self._make_room(tenant)
+            if self._is_known(tenant):
+                await self._load(tenant)
+        self._wanted.remove(tenant)  # it may be unloaded while others make room, and who wants it then is to be heard
+        if tenant.waiting and self._is_known(tenant):  # since it was loaded, or was not: nobody has heard them
+            self._want(tenant)
+        if not self._is_known(tenant):  # it was forgotten meanwhile: loaded, it could be named and unloaded by nobody
+            tenant.settle()
+            self._nursery.start_soon(self.unload, tenant)
+        elif not is_loaded and tenant in self._lives:
+            await self._make_room(tenant)  # for its cells, too
 
     async def _can_be(self, tenant: Tenant) -> bool:
         """Whether nothing is known to be wrong with it beforehand: nobody is to make room for what has no file any more."""
@@ -177,7 +180,6 @@ class Housekeeper:
             await trio.to_thread.run_sync(check_beforehand, tenant.settings, abandon_on_cancel=True)
         except (BackendUnavailable, LoadFailed) as error:
             log.error("load.failed", model=tenant.name, why=str(error))
-            tenant.failed_at = trio.current_time()
             tenant.become(State.FAILED)
             return False
         except RuntimeError:  # the system has no thread left, which the load meets too, and tells
@@ -240,11 +242,11 @@ class Housekeeper:
 
     def _moved_out(self, tenant: Tenant, *, is_failed: bool) -> None:
         """The life of a model is over; unless the process ends too, it may be loaded again."""
-        if not self.house.is_draining:
-            tenant.engine = new_engine(tenant.settings)
-            tenant.failed_at = trio.current_time()
-            tenant.become(State.FAILED if is_failed else State.UNLOADED)
-        tenant.tell()
+        if self.house.is_draining:
+            tenant.tell()
+            return
+        tenant.engine = new_engine(tenant.settings)
+        tenant.become(State.FAILED if is_failed else State.UNLOADED)  # which tells
 
     # --- room ---------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class Loop(ABC):
         self._owed: list[Event] = []  # to be delivered, in this order
         self._failure: Exception | None = None  # of a delivery
         self._work = trio.Event()  # set when an idle loop has something to look at
-        self._idle_event = trio.Event()  # set while nothing is under way
+        self._idle_event = trio.Event()  # set when the last sequence ends, and replaced by who waits for the next such moment
         self._stopping = False
         self._has_ended = False
         self._progress_at = 0.0  # when the model last began something or told something
@@ -170,7 +170,7 @@ class Loop(ABC):
 
     @abstractmethod
     def forget_host(self) -> None:
-        """After `run` and `keep_prefixes`, give back the memory of what was saved on the host."""
+        """Give back the memory of what was saved on the host: after all else, or when a worker died whose states the next may not take."""
 
     def stop(self) -> None:
         """Let `run` return once every sequence has ended."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cllm.engine.waiting.fairness import N_LATE, Accounts, Work
+from cllm.engine.waiting.fairness import N_RECENT, Accounts, Work
 from cllm.engine.waiting.gate import Gate, Newcomer, Service
 from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 
@@ -101,10 +101,10 @@ def test_who_finds_the_queue_full_is_told_to_come_when_half_of_what_runs_is_done
 def test_keys_count_as_asking_as_long_as_one_of_the_last_sequences_is_theirs() -> None:
     accounts = Accounts()
     let_wait(accounts, "now and then", 1)
-    let_wait(accounts, "always", N_LATE - 1)
-    assert accounts.n_late == 2
+    let_wait(accounts, "always", N_RECENT - 1)
+    assert accounts.n_recent == 2
     let_wait(accounts, "always", 1)
-    assert accounts.n_late == 1
+    assert accounts.n_recent == 1
 
 
 def test_a_queue_that_one_key_has_filled_takes_from_another_up_to_its_part() -> None:

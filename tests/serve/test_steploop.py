@@ -727,7 +727,7 @@ async def test_a_prompt_for_which_there_is_no_memory_costs_its_request_alone(ste
     model = FakeModel()
     async with serving(model) as running:
         with monkeypatch.context() as patch:
-            patch.setattr(running.scheduler, "_n_new", _no_memory)
+            patch.setattr(running.scheduler.memory, "n_known", _no_memory)
             with pytest.raises(MemoryError):
                 running.engine.open([make_spec()])
         assert running.scheduler.n_sequences == 0

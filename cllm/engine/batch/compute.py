@@ -66,6 +66,8 @@ def _step(model: StepModel, plan: StepWork, clock: Callable[[], float], moves_s:
     began_at = clock()
     if (divided := divide(model, plan)) is not None:
         drawing_model, division = divided
+        # Before the step before is settled the model draws all tokens or none (`StepScheduler.plan_ahead`): none is drawn here unsettled.
+        assert plan.unsettled is None or not division.samplers
         drawn = division.step(drawing_model, plan)
         _check(drawn.logits, len(division.samplers) + sum(len(one.targets) for one in division.scorings))
         drawing_at = computed_at = clock()

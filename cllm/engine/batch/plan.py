@@ -137,7 +137,7 @@ class Plan(StepWork):
     events: list[Event]
     scorings: Seq[Scoring] = ()
     n_cells: int = 0  # cells in use, which the step's attention walks
-    attended: Attended = ()  # cells of their own sequences before the rows
+    attended: Attended = ()  # cells of their own sequences before the rows; single rows, as answers' are, come first
     passes: tuple[int, ...] = ()  # rows that are computed at once, where each slot has cells of its own
     expected_s: float = 0.0  # what the rows will probably take
 

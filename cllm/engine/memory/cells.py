@@ -29,6 +29,11 @@ class Cells:
         return self.n_total - self.n_held - self.n_cached
 
     @property
+    def n_in_use(self) -> int:
+        """Cells that somebody has, live or ended: attention in a pool walks them."""
+        return self.n_held + self.n_cached
+
+    @property
     def n_free_slots(self) -> int:
         """Slots that nobody has, live or finished."""
         return len(self._free_slots)

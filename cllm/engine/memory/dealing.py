@@ -42,7 +42,7 @@ class MemoryTotals:
 
 
 class Memory:
-    """The slots and cells of one model. It changes what a sequence holds (`slot`, `n_held`, `n_computed`), never its phase."""
+    """The slots and cells of one model. It changes what a sequence holds and what was known of it, never its phase."""
 
     def __init__(self, limits: MemoryLimits, offload: Offload | None = None, prices: Prices | None = None) -> None:
         self.limits = limits
@@ -253,7 +253,7 @@ class Memory:
     def spoilt(self, slots: Iterable[int]) -> None:
         """What `slots` hold, none of which a live sequence has, is not known any more."""
         for slot in slots:
-            self._gives_up(slot)
+            self._give_up(slot)
 
     # --- who goes -----------------------------------------------------------------------------------------------------
 
@@ -434,20 +434,21 @@ class Memory:
             return []
         spoilt = _filled_from(undone[0].slot, undone)
         self._moves = [move for move in undone if move.slot not in spoilt] + self._moves
-        return [self._live[slot] for slot in spoilt if not self._gives_up(slot)]
+        live = [self._give_up(slot) for slot in spoilt]
+        return [sequence for sequence in live if sequence is not None]
 
-    def _gives_up(self, slot: int) -> bool:
-        """Give up what a slot was to hold, if no live sequence has it; one that has it shares no more."""
+    def _give_up(self, slot: int) -> Sequence | None:
+        """Give up what a slot was to hold. A live sequence that has it shares no more, and is returned: it must start over."""
         sequence = self._live.get(slot)
         if sequence is not None:
             sequence.may_share = sequence.may_keep = False
             sequence.n_cached, sequence.miss = 0, Miss.OFF
-            return False
+            return sequence
         if slot in self.tree:
             self._evict_slot(slot, save=False)
         else:
             self._moves.append(Drop(slot))  # it was to be dropped after that
-        return True
+        return None
 
     def lost(self, plan: Plan | None = None) -> None:
         """Everything that the model held is gone, and nobody runs. What is on the host stays, and nothing is owed.

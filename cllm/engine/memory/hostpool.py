@@ -61,11 +61,11 @@ class HostPool:
 
     recalled: Text | None = None  # what is being brought in, for somebody who is not among those who wait yet
 
-    def __init__(self, n_bytes_max: int, *, can_cut: bool, texts_awaited: Callable[[], Iterable[Text]] = tuple) -> None:
+    def __init__(self, n_bytes_max: int, *, can_cut: bool) -> None:
         self.n_bytes_max = n_bytes_max
         self.n_bytes_at_once = n_bytes_max  # of what one step saves, all of which is there before any goes
         self.can_cut = can_cut
-        self.texts_awaited = texts_awaited
+        self.texts_awaited: Callable[[], Iterable[Text]] = tuple
         self.takes_parts = True  # pieces that do not begin with the text
         self.n_bytes = 0
         self.n_cells = 0

@@ -14,7 +14,7 @@ import attrs
 
 PROMPT_TOKEN: Final = 1.0  # what a computed token of a prompt costs its key; cached ones cost nothing
 AHEAD_MAX: Final = 512.0  # tokens over weight that a key with few places may have been served more than one that it passes
-N_LATE: Final = 256  # sequences, the last that came: whose keys they have is who asks of late
+N_RECENT: Final = 256  # sequences, the last that came: whose keys they have is who asks of late
 GENERATED_TOKEN: Final = 2.0  # a row with an output costs about twice one without, on CPUs as on GPUs
 
 
@@ -102,16 +102,16 @@ class Accounts:
         self._weights = dict(weights or {})
         self._accounts: dict[str, Account] = {}
         self._level = 0.0  # the counter of who was last in the queue
-        self._late: deque[str] = deque()  # keys of the last sequences that came: who only asks whether there is room is not among them
-        self._n_late: Counter[str] = Counter()
+        self._recent: deque[str] = deque()  # keys of the last sequences that came: who only asks whether there is room is not among them
+        self._n_recent: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
 
     @property
-    def n_late(self) -> int:
+    def n_recent(self) -> int:
         """Keys that asked for something of late."""
-        return len(self._n_late)
+        return len(self._n_recent)
 
     def of(self, key: str) -> Account:
         """Return the account of `key`."""
@@ -134,19 +134,19 @@ class Accounts:
             lift = max(level - account.served, 0.0)
             for lifted in (account, *(other for other in others if other.n_waiting and not other.waits_at(priority))):
                 lifted.served = max(lifted.served, min(lifted.served + lift, level))
-        self._note_late(account.key)
+        self._note_recent(account.key)
         account.n_waiting += 1
         account.n_waiting_at[priority] += 1
         account.owed += work
 
-    def _note_late(self, key: str) -> None:
-        self._late.append(key)
-        self._n_late[key] += 1
-        if len(self._late) > N_LATE:
-            oldest = self._late.popleft()
-            self._n_late[oldest] -= 1
-            if not self._n_late[oldest]:
-                del self._n_late[oldest]
+    def _note_recent(self, key: str) -> None:
+        self._recent.append(key)
+        self._n_recent[key] += 1
+        if len(self._recent) > N_RECENT:
+            oldest = self._recent.popleft()
+            self._n_recent[oldest] -= 1
+            if not self._n_recent[oldest]:
+                del self._n_recent[oldest]
 
     def wait_no_more(self, account: Account, work: Work, priority: int = 0) -> None:
         """One of this key left the queue."""

@@ -17,7 +17,7 @@ N_FRESH_IN_A_ROW_MAX = 19  # then the one that has waited longest has its turn: 
 
 
 def order(sequence: Sequence) -> tuple[int, int]:
-    """Return the rank among sequences of one key; lower first."""
+    """Return the rank of service, by which lines and those who run are kept; lower first."""
     return sequence.order
 
 
@@ -66,13 +66,13 @@ class Line:
         """
         if self.begun:
             return self.begun[0]
-        is_overrun = self.new[0].arrived_at < late_before <= self.new[-1].arrived_at
-        return self.new[-1] if is_overrun and self.n_passed < N_FRESH_IN_A_ROW_MAX else self.new[0]
+        is_overloaded = self.new[0].arrived_at < late_before <= self.new[-1].arrived_at
+        return self.new[-1] if is_overloaded and self.n_passed < N_FRESH_IN_A_ROW_MAX else self.new[0]
 
     def work_before(self, late_before: float) -> Work:
         """Return what those will probably cost that go before a newcomer in any case."""
-        is_overrun = bool(self.new) and self.new[0].arrived_at < late_before
-        return self.work_begun if is_overrun else self.work
+        is_overloaded = bool(self.new) and self.new[0].arrived_at < late_before
+        return self.work_begun if is_overloaded else self.work
 
 
 class Queue:
