@@ -127,6 +127,7 @@ class Context:
         held: Engine | None = g.get("engine")
         if held is not None and held is tenant.engine:  # who asked for it once more while it is to be unloaded would wait for himself
             return held
+        waited_from = None if tenant.state is State.LOADED else time.perf_counter()
         try:
             hold = await self.house.hold(tenant, key=current_key(), timeout_s=self._time_left_s())
         except RequestError as error:
@@ -134,6 +135,8 @@ class Context:
             raise
         cleanup().callback(hold.release)
         g.engine = tenant.engine
+        if waited_from is not None:
+            g.load_s = time.perf_counter() - waited_from
         return tenant.engine
 
     def _time_left_s(self) -> float:

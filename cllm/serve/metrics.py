@@ -61,7 +61,7 @@ class Metrics:
         self._ended = _counter("cllm_sequences_ended", "Sequences that ended", "how", ENDS, registry)
         self._failures = _counter("cllm_steps_failed", "Steps that raised", "error", FAILURES, registry)
         self._aborted = Counter("cllm_steps_aborted", "Steps ended early, since nobody waited for them any more", registry=registry)
-        self._invalid = Counter("cllm_invalid_logits", "Outputs whose logits were not numbers", registry=registry)
+        self._invalid = Counter("cllm_invalid_logits", "Sequences that ended since logits of theirs were not numbers", registry=registry)
         self._refusals = _counter("cllm_refusals", "Requests that were not let in, by why", "why", REFUSALS, registry)
         self.grammars = Counter("cllm_grammars", "Schemas and grammars asked for", ["outcome"], registry=registry)
         self.grammar_s = Histogram("cllm_grammar_compile_seconds", "Time to compile one", buckets=SECONDS, registry=registry)
@@ -85,9 +85,8 @@ class Metrics:
 
     def step(self, plan: Plan, output: StepOutput) -> None:
         """Count a step that went well."""
-        self._steps.add(plan, output)
-        if output.invalid:
-            self._invalid.inc(len(output.invalid))
+        if plan.n_rows:  # moves alone are no step of the model's
+            self._steps.add(plan, output)
 
     def embedded(self, n_tokens_of: Mapping[str, int], seconds: float) -> None:
         """Count a step of the embedder, with so many tokens of each key."""
@@ -112,6 +111,8 @@ class Metrics:
         """Count a terminal event."""
         if isinstance(event, Failed):
             self._ended.labels(event.error.type).inc()
+            if event.error.code == "invalid_logits":
+                self._invalid.inc()
             return
         self._ended.labels(event.reason.value).inc()
         if event.usage.is_admitted:
@@ -168,7 +169,7 @@ class _Steps(Collector):
             self._members.observe(n_members)
             model_s.observe(step_model_s)
             sample_s.observe(step_sample_s)
-            if n_rows and step_model_s > 0:
+            if step_model_s > 0:
                 self._off.observe(abs(expected_s - step_model_s) / step_model_s)
 
 

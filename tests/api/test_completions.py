@@ -265,6 +265,7 @@ async def test_a_prompt_whose_logits_are_no_numbers_is_a_500_by_name(serve: Any)
         answer = await api.complete("once", echo=True, logprobs=0)
         assert (answer.status, answer.error["code"]) == (500, "invalid_logits")
         await api.idle()
+        assert b"cllm_invalid_logits_total 1.0" in (await api.get("/metrics")).body
 
 
 async def test_breakers_are_looked_for_before_the_request_is_queued_and_never_in_everybodys_step(

@@ -125,6 +125,15 @@ async def test_a_request_without_a_prompt_is_answered_without_generating(serve: 
     assert (answer.status, answer.json["done"], answer.json["done_reason"]) == (200, True, reason)
 
 
+@pytest.mark.parametrize(("n_gpu_layers", "n_bytes"), [(None, 0), (0, 0), (-1, 4096)])
+async def test_what_is_wholly_on_a_gpu_is_told_to_be_there(serve: Any, n_gpu_layers: int | None, n_bytes: int) -> None:
+    model = FakeModel()
+    model.info = attrs.evolve(model.info, size_bytes=4096, n_gpu_layers=n_gpu_layers)
+    async with serve(model) as api:
+        (running,) = (await api.get("/api/ps")).json["models"]
+    assert running["size_vram"] == n_bytes
+
+
 async def test_the_model_is_listed_running_and_shown(serve: Any) -> None:
     async with serve(alias=("mine:7b",)) as api:
         tags = (await api.get("/api/tags")).json["models"]

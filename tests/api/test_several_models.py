@@ -323,6 +323,23 @@ async def test_who_waits_in_vain_for_a_load_is_counted_as_refused(serve_several:
         assert 'cllm_refusals_total{model="b",why="loading"} 1.0' in (await api.get("/metrics")).body.decode()
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed"])
+async def test_ollamas_clients_are_told_how_long_their_model_was_loaded_for_them(
+    serve_several: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    async with serve_several("a", "b", enable_admin=True, load_wait_s=TEST_S) as api, trio.open_nursery() as nursery:
+        go_on = await unload_and_load_late(api, monkeypatch)
+
+        async def load_soon() -> None:
+            await trio.sleep(0.05)
+            go_on.set()
+
+        nursery.start_soon(load_soon)
+        first, second = [(await api.post(path, {"model": "b", **ASKING[path]})).json for _ in range(2)]
+    assert first["total_duration"] > first["load_duration"] > 0.04e9
+    assert second["load_duration"] == 0 < second["total_duration"]
+
+
 async def test_of_requests_with_one_id_to_several_models_the_last_is_told(serve_several: Any) -> None:
     async with serve_several("a", "b") as api:
         for model, n in (("b", 3), ("a", 5), ("b", 2)):

@@ -10,7 +10,7 @@ import pytest
 
 from cllm.api.anthropic.answers import message as anthropic_message
 from cllm.api.conversation import Answer, ToolCall
-from cllm.api.ollama.answers import LineStream, chat_body, whole
+from cllm.api.ollama.answers import Arrival, LineStream, chat_body, whole
 from cllm.engine.events import Finished, FinishReason, Usage
 from cllm.testing.fake import TURN
 from cllm.testing.scripted import HEADER, TOOL_TEMPLATE, ScriptedModel
@@ -24,6 +24,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 BAD_SCHEMA = {"type": "object", "properties": {"city": {"type": "citystring"}}}
 MESSAGES = [{"role": "user", "content": "How is the weather?"}]
 CALLS = [("weather", {"city": "Oslo"}), ("weather", {"city": "Rome"})]
+NOW = Arrival(at=0.0)
 
 
 def model() -> ScriptedModel:
@@ -91,7 +92,7 @@ async def test_ollamas_lines(serve: Any) -> None:
 
 
 def test_a_call_is_over_for_ollamas_clients_when_something_else_is_said() -> None:
-    stream = LineStream("m", chat_body)
+    stream = LineStream("m", chat_body, NOW)
     pieces = [
         stream.call_begun(0, 0, "c0", "look"),
         stream.arguments(0, 0, '{"a"'),
@@ -123,8 +124,8 @@ def test_a_call_that_was_cut_is_none_for_ollamas_clients_since_they_would_run_it
 ) -> None:
     finished, before = Finished(0, reason, None, Usage(1, 0, 1, 0.0, 0.0, 0.0)), '{"door": "back"}'
     calls = [ToolCall("c0", "lock", before), ToolCall("c1", "unlock", arguments)]
-    message = whole(Answer("", "", calls, None, finished, is_content_last=False), "m", chat_body)["message"]
-    stream = LineStream("m", chat_body)
+    message = whole(Answer("", "", calls, None, finished, is_content_last=False), "m", chat_body, NOW)["message"]
+    stream = LineStream("m", chat_body, NOW)
     pieces = [stream.call_begun(0, 0, "c0", "lock"), stream.arguments(0, 0, before), stream.call_begun(0, 1, "c1", "unlock")]
     pieces += [stream.arguments(0, 1, arguments)] if arguments else []
     said = [json.loads(line)["message"] for line in b"".join([*pieces, stream.ended(0, finished)]).splitlines()]
@@ -144,7 +145,7 @@ def test_line_ends_in_a_calls_arguments_are_read_as_they_are_meant_for_anthropic
 
 def test_an_answer_whose_only_call_was_cut_tells_of_none() -> None:
     finished = Finished(0, FinishReason.LENGTH, None, Usage(1, 0, 1, 0.0, 0.0, 0.0))
-    answer = whole(Answer("", "", [ToolCall("c", "unlock", "{")], None, finished, is_content_last=False), "m", chat_body)
+    answer = whole(Answer("", "", [ToolCall("c", "unlock", "{")], None, finished, is_content_last=False), "m", chat_body, NOW)
     assert (answer["message"], answer["done_reason"]) == ({"role": "assistant", "content": ""}, "length")
 
 

@@ -10,9 +10,10 @@ from prometheus_client import generate_latest
 from cllm.backend import Measure
 from cllm.config import Settings
 from cllm.engine.batch.compute import compute
-from cllm.engine.events import Finished
+from cllm.engine.events import Failed, Finished
 from cllm.engine.limits import Limits
 from cllm.engine.stepping import StepScheduler
+from cllm.errors import GenerationFailed
 from cllm.serve.house import House, Tenant
 from cllm.serve.metrics import Metrics
 from cllm.testing.mortal import Panic
@@ -172,3 +173,25 @@ def test_who_left_before_is_not_in_what_others_waited_for() -> None:
     assert n_ended == 2
     assert value_of(metrics, "cllm_queue_seconds_count") == value_of(metrics, "cllm_prefill_seconds_count") == 1
     assert stays < waits
+
+
+def test_moves_alone_are_no_step_of_the_model() -> None:
+    model = TimedModel(first_s=0.2, row_s=0.03, output_s=0.001)
+    limits = Limits(n_cells=4096, n_slots=8, n_ctx=4096, n_rows_max=512, row_budget=64, n_live_max=8, n_waiting_max=64)
+    scheduler, metrics = StepScheduler(limits, model.vocabulary), Metrics()
+    scheduler.submit(make_spec(n_tokens=2, cache_prompt=False), 0.0)
+    n_rows = []
+    while (plan := scheduler.plan(0.0)) is not None:
+        output = compute(model, plan, model.clock)
+        metrics.step(plan, output)
+        scheduler.apply(plan, output, 0.0)
+        n_rows.append(plan.n_rows)
+    assert n_rows[-1] == 0, "what it had is dropped in a step of its own"
+    assert value_of(metrics, "cllm_step_rows_count") == len(n_rows) - n_rows.count(0) == 2
+
+
+def test_an_answer_for_which_a_client_left_no_token_is_no_sign_of_a_damaged_model() -> None:
+    metrics = Metrics()
+    for code, n in (("grammar_failed", 0.0), ("invalid_logits", 1.0)):
+        metrics.end(Failed(0, GenerationFailed("no", code=code)))
+        assert value_of(metrics, "cllm_invalid_logits_total") == n

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+import attrs
 import msgspec
+from quart import g
 
 from cllm.api.conversation import Answer, AnswerShape
 from cllm.api.operations import NDJSON
@@ -36,7 +39,24 @@ def head(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
 
 
-def whole(answer: Answer, model: str, body: Body) -> dict[str, Any]:
+@attrs.frozen
+class Arrival:
+    """When a request came, by `time.perf_counter`, and for how long it waited for its model to be loaded."""
+
+    at: float
+    load_s: float = 0.0
+
+    @classmethod
+    def of_current(cls) -> Arrival:
+        """The current request's."""
+        return cls(g.started_at, g.get("load_s", 0.0))
+
+    def durations(self) -> dict[str, int]:
+        """All that it has taken so far, and what of that was the load."""
+        return {"total_duration": _ns(time.perf_counter() - self.at), "load_duration": _ns(self.load_s)}
+
+
+def whole(answer: Answer, model: str, body: Body, arrival: Arrival) -> dict[str, Any]:
     """An answer in one object."""
     said: dict[str, Any] = {"content": answer.content}
     if answer.reasoning:
@@ -45,7 +65,7 @@ def whole(answer: Answer, model: str, body: Body) -> dict[str, Any]:
     told = [_call(i, call.id, call.name, call.arguments, is_cut=is_cut and i == i_last) for i, call in enumerate(answer.calls)]
     if calls := [call for call in told if call is not None]:
         said["tool_calls"] = calls
-    return {**head(model), **body(said), **_end(answer.finished)}
+    return {**head(model), **body(said), **_end(answer.finished, arrival)}
 
 
 def nothing_asked(model: str, body: Body, *, unload: bool) -> dict[str, Any]:
@@ -69,13 +89,12 @@ def _is_cut(finished: Finished) -> bool:
     return finished.reason is FinishReason.LENGTH
 
 
-def _end(finished: Finished) -> dict[str, Any]:
+def _end(finished: Finished, arrival: Arrival) -> dict[str, Any]:
     usage = finished.usage
     return {
         "done": True,
         "done_reason": "length" if _is_cut(finished) else "stop",
-        "total_duration": _ns(usage.queue_s + usage.prefill_s + usage.decode_s),
-        "load_duration": 0,
+        **arrival.durations(),
         "prompt_eval_count": usage.n_prompt,
         "prompt_eval_duration": _ns(usage.prefill_s),
         "eval_count": usage.n_generated,
@@ -90,9 +109,10 @@ def _ns(seconds: float) -> int:
 class LineStream(AnswerShape):
     """See `AnswerShape`. Calls are told whole: their arguments are kept until something else comes when they are, or the end."""
 
-    def __init__(self, model: str, body: Body) -> None:
+    def __init__(self, model: str, body: Body, arrival: Arrival) -> None:
         self._model = model
         self._body = body
+        self._arrival = arrival
         self._call: tuple[int, str, str] | None = None
         self._arguments: list[str] = []
 
@@ -118,7 +138,7 @@ class LineStream(AnswerShape):
 
     def ended(self, index: int, event: Finished) -> bytes:
         """The last call, unless it was cut, and the end."""
-        return self._called(is_cut=_is_cut(event)) + line({**head(self._model), **self._body({}), **_end(event)})
+        return self._called(is_cut=_is_cut(event)) + line({**head(self._model), **self._body({}), **_end(event, self._arrival)})
 
     def _called_if_whole(self) -> bytes:
         if self._call is not None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import time
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from quart import Blueprint, Response, g
+from quart import Blueprint, Response
 
 from cllm.api import vectors, wire
 from cllm.api.context import Context
 from cllm.api.errors import ollama_shape
-from cllm.api.ollama.answers import NS_PER_S
+from cllm.api.ollama.answers import Arrival
 from cllm.api.ollama.requests import is_no_time
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
@@ -65,8 +64,8 @@ def blueprint(context: Context) -> Blueprint:
         if not any(inputs):
             return _nothing(await _name(context, body))
         embedded = await _embedded(context, body.model, inputs, "input", truncates=body.truncate is not False)
-        total_s = time.perf_counter() - g.started_at
-        return await by_length(embedded.vectors.size, functools.partial(_response, embedded, body.dimensions, total_s))
+        durations = Arrival.of_current().durations()
+        return await by_length(embedded.vectors.size, functools.partial(_response, embedded, body.dimensions, durations))
 
     @routes.post("/api/embeddings")
     async def embeddings() -> Response:
@@ -97,8 +96,8 @@ def _nothing(model: str) -> Response:
     return json_response({"model": model, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0})
 
 
-def _response(embedded: Embedded, n_dimensions: int | None, total_s: float) -> Response:
+def _response(embedded: Embedded, n_dimensions: int | None, durations: dict[str, int]) -> Response:
     unit = vectors.normalised(embedded.vectors, n_dimensions)
     embeddings = (msgspec.json.encode(vector.tolist()) for vector in unit)
-    after = {"total_duration": round(total_s * NS_PER_S), "load_duration": 0, "prompt_eval_count": embedded.n_tokens}
+    after = {**durations, "prompt_eval_count": embedded.n_tokens}
     return vectors.listing({"model": embedded.model.name}, "embeddings", embeddings, after)

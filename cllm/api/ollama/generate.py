@@ -14,7 +14,7 @@ from cllm.api.conversation import Chat, open_chat
 from cllm.api.errors import ollama_shape
 from cllm.api.generation import check_room, open_generation
 from cllm.api.ollama import requests
-from cllm.api.ollama.answers import WIRE, Body, LineStream, chat_body, generate_body, nothing_asked, whole
+from cllm.api.ollama.answers import WIRE, Arrival, Body, LineStream, chat_body, generate_body, nothing_asked, whole
 from cllm.api.ollama.requests import ChatRequest, CommonFields, GenerateRequest
 from cllm.api.ollama.shortening import open_shortened
 from cllm.api.openai.shapes import Account, json_response
@@ -121,6 +121,6 @@ async def _open_text(context: Context, model: ServedModel, body: GenerateRequest
 async def _told(chat: Chat, model: ServedModel, body: CommonFields, shape: Body) -> Response:
     """The answer as lines, which is Ollama's default, or as one object."""
     if body.stream is not False:
-        return await chat.stream(LineStream(model.name, shape), ollama_shape, WIRE)
+        return await chat.stream(LineStream(model.name, shape, Arrival.of_current()), ollama_shape, WIRE)
     (answer,) = await chat.complete()
-    return json_response(whole(answer, model.name, shape), Account([answer.finished]).headers())
+    return json_response(whole(answer, model.name, shape, Arrival.of_current()), Account([answer.finished]).headers())

@@ -79,7 +79,8 @@ def blueprint(context: Context) -> Blueprint:
 
 
 def _running(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
-    return {"expires_at": NEVER, "size_vram": 0, "context_length": _n_ctx(model)}
+    is_on_gpu = (model.info.n_gpu_layers or 0) < 0  # all of it; how much some layers take is not known
+    return {"expires_at": NEVER, "size_vram": model.info.size_bytes if is_on_gpu else 0, "context_length": _n_ctx(model)}
 
 
 def _n_ctx(model: ServedModel | ServedEmbedder) -> int:
