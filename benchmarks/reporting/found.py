@@ -294,10 +294,11 @@ What is told of other pairs than the table's is of runs and single calls that ar
   and 16, and 1.33 and 1.39 times as long as those of `-b 32`, which computes the smallest pieces and is the best of all at these, though
   not for sure. `-kvu` has fewer tokens/s at both.
 - **`mixed` beside `-b 32`**, on a machine with AVX-512: 1.11 times its tokens/s (1.06 to 1.16), twice as many good requests (1.54 to 2.62),
-  first texts after 0.54 to 0.58 of its time, and gaps 0.90 times as long at p50; but 1.34 times at p90 and 1.49 times at p99.
-- **What swings**: `mixed` at 8 has a wide interval beside `-no-kvu`, since of five starts one had 1.01 of the tokens/s and one 0.80; the slow one's requests
-  were not as slow in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four
-  percent. Single test files and checks of types ran for some seconds beside the pairs of `-kvu`.
+  first texts after 0.54 to 0.58 of its time, and gaps 0.90 times as long at p50; but 1.34 times at p90 and 1.49 times at p99. A search of
+  some seconds, and tests of half a second, ran beside some of these pairs.
+- **What swings**: `mixed` at 8 has a wide interval beside `-no-kvu`, since of five starts one had 1.01 of the tokens/s and one 0.80; the
+  slow one's requests were not as slow in another start, and in a simulation the scheduler needs as long for all of them as the faster
+  starts did, within four percent. Single test files and checks of types ran for some seconds beside the pairs of `-kvu`.
 - **Tried**, in runs that are not kept: on the machine with AMX first texts came after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99,
   with 1.8 times as many good requests; an earlier revision on a machine with AVX-512 had 0.91 and 1.18 of these times. There pieces four
   times as long had 1.02 times the tokens/s, and gaps 1.4 times as long at p99.
