@@ -66,6 +66,8 @@ class Connection(TrioASGIHTTPConnection):
                 response.response.request_id = response.headers.get("x-request-id")
                 await writer.stream(response.response)
             elif isinstance(response.response, DataBody):
+                # All of it is there: who reads it slowly keeps neither his model from being unloaded nor the room of his own body.
+                cast(ExitStack, cast(dict[str, Any], self.scope)[CLEANUP_KEY]).close()
                 await writer.write(response.response.data, more=False)
             else:
                 await writer.iterate(response)

@@ -397,6 +397,7 @@ def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, outcome: _W
 
     On a full disk as many bytes of these make room first. What is seen goes into `outcome`. Raises: OSError.
     """
+    files.remove_partial()  # the process that wrote it may have died so lately that it was not known when this one began
     try:
         stored = files.write(piece, used_ns)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -312,6 +313,24 @@ async def test_who_is_about_to_be_answered_does_not_wait_for_himself_when_his_mo
     async with serve_several("a", "b", load_wait_s=TEST_S) as api, trio.open_nursery() as nursery:
         answer = await api.post(path, {"model": "b", **ASKING[path]})
         assert answer.status == 200
+
+
+async def test_who_reads_his_answer_slowly_keeps_no_model_from_being_unloaded(serve_several: Any) -> None:
+    asked = json.dumps({"model": "b", "input": "x"}).encode()
+    async with serve_several("a", "b", enable_admin=True, load_wait_s=TEST_S) as api, api.asking("/v1/embeddings", asked) as slow:
+        send, reads_on = slow._send, trio.Event()
+
+        async def send_once_read(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await reads_on.wait()
+            await send(message)
+
+        slow._send = send_once_read
+        await api.until(lambda: slow.status is not None)
+        assert (await api.post("/models/unload", {"model": "b"})).status == 200
+        reads_on.set()
+        answer = await slow.answer()
+    assert (answer.status, len(answer.json["data"])) == (200, 1)
 
 
 async def test_who_waits_in_vain_for_a_load_is_counted_as_refused(serve_several: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,3 +320,53 @@ def test_several_that_come_at_once_have_those_who_wait_looked_through_once() -> 
     assert [one in pool for one in (spare, first, second, third)] == [False, False, True, True]
     assert len(asked) == 1
     assert pool.n_bytes == 2 * n_bytes
+
+
+def n_nodes(tree: PieceTree[Piece]) -> int:
+    nodes, n = list(tree._roots.values()), 0
+    while nodes:
+        n += 1
+        nodes += nodes.pop().children.values()
+    return n
+
+
+def test_a_text_that_others_parted_from_is_one_path_again_when_they_are_gone() -> None:
+    tree: PieceTree[Piece] = PieceTree()
+    stays = piece(TEXT)
+    tree.add(stays)
+    n_before = n_nodes(tree)
+    parted = [piece([*TEXT[:n], 0, 1, 2], start) for n in range(4, 100, 4) for start in (0, n // 2)]
+    for one in parted:
+        tree.add(one)
+    assert n_nodes(tree) > n_before + len(parted)
+    for one in parted:
+        tree.remove(one)
+    assert n_nodes(tree) == n_before
+    chain = tree.find(KEY, TEXT, 0, can_cut=False)
+    assert chain is not None
+    assert chain.pieces == (stays,)
+
+
+@given(st.data())
+def test_a_tree_that_pieces_have_left_is_as_one_that_they_never_came_to(data: st.DataObject) -> None:
+    texts = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+    some = [piece(text, data.draw(st.integers(0, len(text) - 1))) for text in data.draw(st.lists(texts, max_size=8))]
+    tree: PieceTree[Piece] = PieceTree()
+    for one in some:
+        tree.add(one)
+    gone = data.draw(st.permutations(some))[: data.draw(st.integers(0, len(some)))]
+    for one in gone:
+        tree.remove(one)
+    left, anew = [one for one in some if one not in gone], PieceTree[Piece]()
+    for one in left:
+        anew.add(one)
+    assert n_nodes(tree) == n_nodes(anew)
+    text, n_have, can_cut = data.draw(texts), data.draw(st.integers(0, 3)), data.draw(st.booleans())
+    assert tree.n_leading(KEY, text) == anew.n_leading(KEY, text)
+    ends = [
+        None if chain is None else (chain.start, chain.end)
+        for chain in (one.find(KEY, text, n_have, can_cut=can_cut) for one in (tree, anew))
+    ]
+    assert ends[0] == ends[1]
+    for one in left:
+        assert {*map(id, tree.within(one))} == {*map(id, anew.within(one))}

@@ -316,6 +316,19 @@ async def test_half_a_file_left_by_a_process_that_was_killed_is_removed(tmp_path
     assert [path.name for path in everything(tmp_path)] == [SECRET_NAME]
 
 
+async def test_half_a_file_of_a_process_that_died_just_before_goes_once_nobody_can_be_writing_it(tmp_path: Path) -> None:
+    await open_tier(tmp_path).write(piece(TEXT[:200]))
+    (path,) = files(tmp_path)
+    half = path.rename(path.with_suffix(".partial"))
+    tier = open_tier(tmp_path)
+    await tier.write(piece(TEXT[:100]))
+    assert half.exists()
+    minutes_ago = time.time() - 120
+    os.utime(half, (minutes_ago, minutes_ago))
+    await tier.write(piece(TEXT[:150]))
+    assert not half.exists()
+
+
 async def test_half_a_file_of_another_model_is_removed_when_nobody_can_be_writing_it(tmp_path: Path) -> None:
     await open_tier(tmp_path, OTHER_MODEL).write(piece(TEXT[:200]))
     (path,) = files(tmp_path)

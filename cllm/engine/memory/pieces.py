@@ -82,12 +82,15 @@ class PieceTree(Generic[P]):
     def remove(self, piece: P) -> None:
         """Forget a piece that is there."""
         root = node = self._roots[piece.key]
-        for stretch in self._walk(root, piece.tokens):
+        path = self._walk(root, piece.tokens)
+        for stretch in path:
             node = stretch.node
             node.through.pop(piece, None)
         while not node.through and not node.children and node.parent is not None:
             del node.parent.children[node.edge[0]]
             node = node.parent
+        for stretch in reversed(path):
+            self._join(stretch.node)
         if not root.children:
             del self._roots[piece.key]
 
@@ -180,6 +183,18 @@ class PieceTree(Generic[P]):
             path.append(child)
             node, start = child, start + n
         return path
+
+    @staticmethod
+    def _join(node: _Node[P]) -> None:
+        """Make one of a node and its only child that the same pieces run through, so that paths stay short."""
+        if node.parent is None or len(node.children) != 1:
+            return
+        (child,) = node.children.values()
+        if node.through.keys() == child.through.keys():
+            node.edge += child.edge  # its own list: edges are slices
+            node.children = child.children
+            for grandchild in node.children.values():
+                grandchild.parent = node
 
     @staticmethod
     def _split(parent: _Node[P], node: _Node[P], at: int) -> _Node[P]:
