@@ -31,7 +31,8 @@ class Figure:
     is_higher_better: bool
     of: Callable[[Summary], float | None]
     counts_failures: bool = False  # a request that is not answered makes it worse
-    grows: bool = False  # from pass to pass of a start, so that the passes of one are not alike: its last one counts
+    is_by_time: bool = False  # of the whole pass, which is over sooner where some are refused: ours wins nothing by that
+    grows: bool = False  # from pass to pass of a start: its first one counts, which every start has
 
 
 @attrs.frozen
@@ -72,11 +73,11 @@ def compare(
     """Compare pair by pair: the geometric mean of the ratios, or, where a figure is 0 in some pass, the ratio of the sums.
 
     None where no pair has the figure on both sides, or all that there is are noughts. The interval is Student's on the logarithms of the
-    ratios, which is honest of few pairs: of three it is nearly five times as wide as of many. `starts` says by which start of the servers
-    each pair was measured, if that is known; if there were several, what counts is each one's mean, since passes of one start have much
-    in common. Where there are noughts each start counts with its sums; if some are noughts still, or there is one start, the interval is a
-    bootstrap's over the starts, or the pairs of the one (percentiles; Efron and Tibshirani, An Introduction to the Bootstrap, 13.3), which
-    takes more of them.
+    ratios, which is honest of few pairs: of three that vary as much it is more than three times as wide as of ten. `starts` says by which
+    start of the servers each pair was measured, if that is known; if there were several, what counts is each one's mean, since passes of
+    one start have much in common. Where there are noughts each start counts with its sums; if some are noughts still, or there is one
+    start, the interval is a bootstrap's over the starts, or the pairs of the one (percentiles; Efron and Tibshirani, An Introduction to the
+    Bootstrap, 13.3), which takes more of them.
     """
     numbers = starts if starts and len(set(starts)) > 1 else range(len(ours))
     found = [(a, b, start) for a, b, start in zip(ours, theirs, numbers, strict=True) if a is not None and b is not None]
@@ -155,7 +156,7 @@ def _ms(key: str) -> Callable[[Summary], float | None]:
 FIGURES: Final = (
     Figure("tokens/s", True, _plain("tokens_per_s")),
     Figure("requests/s", True, _plain("requests_per_s")),
-    Figure("good requests/s", True, _plain("goodput_per_s"), counts_failures=True),
+    Figure("good requests/s", True, _plain("goodput_per_s"), counts_failures=True, is_by_time=True),
     Figure("good requests, share", True, _plain("goodput_share"), counts_failures=True),
     *(
         Figure(f"{name} {part}, ms", False, _spread(key, part))

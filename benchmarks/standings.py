@@ -41,15 +41,15 @@ def title_of(side: Page) -> str:
 
 
 def readings(side: Page, figure: str) -> tuple[dict[str, list[float | None]], list[int]]:
-    """What counts of a figure, ours and theirs, and by which start each was measured: every pair, or of a figure that grows the last one of
-    each start. Of older results nobody knows the starts: they may be of one.
+    """What counts of a figure, ours and theirs, and by which start each was measured: every pair, or of a figure that grows the first one
+    of each start, since some have one pass and others two. Of older results nobody knows the starts: they may be of one.
     """
     values: dict[str, list[float | None]] = side["figures"].get(figure) or {who: [] for who in BOTH}
     starts = side.get("starts") or [0] * len(values["ours"])
     if not FIGURES_BY_NAME[figure].grows or not values["ours"]:
         return values, starts[: len(values["ours"])]
-    last = sorted({start: place for place, start in enumerate(starts)}.values())
-    return {who: [values[who][place] for place in last] for who in BOTH}, [starts[place] for place in last]
+    first = sorted({start: place for place, start in reversed(list(enumerate(starts)))}.values())
+    return {who: [values[who][place] for place in first] for who in BOTH}, [starts[place] for place in first]
 
 
 def median_of(side: Page, figure: str, who: str) -> float | None:
@@ -76,9 +76,11 @@ def n_short(side: Page, whose: str) -> int:
 
 def n_spoiling(side: Page, figure: Figure, whose: str) -> int:
     """Requests for which a figure says nothing of whoever has them: who says less is quicker by it, in whatever is counted, and who leaves
-    some unanswered is quicker with the others, where those do not count.
+    some unanswered is quicker with the others, where those do not count, and done sooner with all. That last is held against ours alone:
+    who stands beside it is not left out for being over soon.
     """
-    return n_short(side, whose) if figure.counts_failures else n_wrong(side, whose)
+    counts_them = figure.counts_failures and not (figure.is_by_time and whose == "ours")
+    return n_short(side, whose) if counts_them else n_wrong(side, whose)
 
 
 def best_side(sides: Iterable[Page], figure: Figure) -> Page | None:

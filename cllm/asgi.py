@@ -7,7 +7,6 @@ broken connections are Hypercorn's own. Hypercorn's command ends when the applic
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Final
 
@@ -24,7 +23,7 @@ from cllm.serve.http.asgi import wrap_asgi
 from cllm.serve.lifecycle import KEEP_S
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
-from cllm.serve.server import EXIT_DIED, EXIT_NOT_STARTED, EXIT_USAGE, FLUSH_S
+from cllm.serve.server import EXIT_DIED, EXIT_NOT_STARTED, EXIT_USAGE, FLUSH_S, exit_now
 from cllm.sources import load_settings
 
 log = structlog.get_logger("cllm.asgi")
@@ -78,6 +77,6 @@ async def _run(keeper: Housekeeper, ended: trio.Event) -> None:
         log.critical("engine.died" if keeper.ready.is_set() else "load.failed", why=f"{error}")
         await trio.sleep(FLUSH_S)  # the streams have ended; let them be carried out
         keeper.stop_progress()
-        os._exit(EXIT_NOT_STARTED if isinstance(error, CllmError) and not keeper.ready.is_set() else EXIT_DIED)
+        exit_now(EXIT_NOT_STARTED if isinstance(error, CllmError) and not keeper.ready.is_set() else EXIT_DIED)
     finally:
         ended.set()

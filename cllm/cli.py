@@ -205,7 +205,9 @@ def _bench(
     ] = "greedy",
     stream: Annotated[bool, _LOAD, Parameter(help="ask for streams")] = True,
     endpoint: Annotated[Literal["completions", "chat"], _SERVER, Parameter(help="which of OpenAI's endpoints")] = "completions",
-    key: Annotated[str | None, _SERVER, Parameter(name="--api-key", env_var="CLLM_API_KEY", help="a key that the server wants")] = None,
+    key: Annotated[
+        str | None, _SERVER, Parameter(name="--api-key", help="a key that the server wants (default: on this machine CLLM_API_KEY's first)")
+    ] = None,
     served: Annotated[str | None, _SERVER, Parameter(name="--model", help="the model to ask for (default: the server's first)")] = None,
     goodput_ttft_s: Annotated[float, _OUTPUT, Parameter(help="a good answer's first text comes within this time")] = 4.0,
     goodput_itl_s: Annotated[float, _OUTPUT, Parameter(help="and its tokens at least this often on average")] = 0.25,
@@ -231,7 +233,8 @@ def _bench(
         n_requests=requests,
         rate=rate,
         endpoint=endpoint,
-        api_key=_first_key(key) if key == os.environ.get("CLLM_API_KEY") else key,
+        api_key=key,
+        local_key=_first_key(os.environ.get("CLLM_API_KEY")),
         model=served,
         seed=secrets.randbits(31) if seed is None else seed,
         sampling=sampling,

@@ -242,11 +242,19 @@ def test_a_group_without_ctrl_c_is_shown(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_key_that_is_typed_is_sent_whole_and_of_those_in_the_variable_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[str | None] = []
-    monkeypatch.setattr("cllm.bench.command.make_order", lambda _url, *, api_key, **_: sent.append(api_key))
-    monkeypatch.setattr("cllm.bench.command.run", lambda _order: 0)
+    sent: list[str] = []
+    monkeypatch.setattr("cllm.bench.command.run", lambda order: sent.append(order.target.api_key))
     cli.run(["bench", "--api-key", "a,b"])
     monkeypatch.setenv("CLLM_API_KEY", " one 2,other")
     cli.run(["bench"])
     cli.run(["bench", "--api-key", "c d"])
     assert sent == ["a,b", "one", "c d"]
+
+
+def test_the_keys_in_the_variable_are_not_told_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr("cllm.bench.command.run", lambda order: sent.append(order.target.api_key))
+    monkeypatch.setenv("CLLM_API_KEY", "own")
+    for url in ("http://localhost:8080", "http://[::1]:8080/v1", "https://api.example.com", "http://192.0.2.1:8080"):
+        cli.run(["bench", url])
+    assert sent == ["own", "own", "", ""]

@@ -159,7 +159,8 @@ def _load_vocabulary(lib: Any, path: str) -> LlamaVocabulary:
     params.vocab_only = True
     model = _checked(lib, lib.llama_model_load_from_file(os.fsencode(path), params), path)
     vocabulary = LlamaVocabulary(lib, model, metadata_of(lib, model).get("tokenizer.ggml.pre", ""))
-    weakref.finalize(vocabulary, lib.llama_model_free, model)
+    freed = weakref.finalize(vocabulary, lib.llama_model_free, model)
+    freed.atexit = False  # a thread may still be at work on a text by then
     return vocabulary
 
 

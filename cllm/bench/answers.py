@@ -14,6 +14,7 @@ from cllm.bench.workloads import Ask
 DONE: Final = b"[DONE]"
 N_MESSAGE_MAX: Final = 300
 GIVEN_UP: Final = ("error", "abort")  # finish reasons of answers that are none
+MALFORMED: Final = (ValueError, TypeError, AttributeError, LookupError, RecursionError)  # of JSON that is none, or of another shape
 OVER: Final = "the pass was over before"  # the error of what was under way when a pass was cut
 
 
@@ -131,7 +132,7 @@ def message_of(text: str) -> str:
         page = json.loads(text)
         error = page.get("error", page.get("detail", page.get("message")))
         message = error.get("message") if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
+    except MALFORMED:
         message = None
     return " ".join(str(message or text).split())[:N_MESSAGE_MAX]
 
@@ -140,7 +141,7 @@ def _read_page(answer: Answer, exchange: Exchange) -> None:
     try:
         page = json.loads(b"".join(piece for _, piece in exchange.arrivals))
         has_text = _take(answer, page)
-    except (ValueError, TypeError, AttributeError, LookupError):
+    except MALFORMED:
         answer.error = answer.error or "the answer is not what OpenAI's API has"
         return
     if has_text and answer.counted_by == "nothing":  # how many tokens the text is, only the server could say
@@ -157,7 +158,7 @@ def _read_stream(answer: Answer, exchange: Exchange) -> None:
                 is_ended = is_ended or data == DONE
                 if data != DONE and _take(answer, json.loads(data)):
                     answer.chunks_at.append(at)
-    except (ValueError, TypeError, AttributeError, LookupError):
+    except MALFORMED:
         answer.error = answer.error or "the stream is not what OpenAI's API has"
     if not answer.n_generated and answer.chunks_at:  # also where a server counts nothing, and says so
         answer.n_generated, answer.counted_by = len(answer.chunks_at), "chunks"
@@ -172,7 +173,7 @@ def _in_the_place_of_a_stream(exchange: Exchange) -> str:
     text = b"".join(piece for _, piece in exchange.arrivals).decode("utf-8", "replace")
     try:
         page = json.loads(text)
-    except ValueError:
+    except MALFORMED:
         return ""
     if isinstance(page, dict) and page.get("choices"):
         return "the server answers in one piece where a stream is asked for (--no-stream asks for none)"

@@ -20,7 +20,7 @@ from cllm.bench.answers import Pass, ttfts_s
 from cllm.bench.dialect import find_dialect
 from cllm.bench.load import Progress, closed_loop, open_loop
 from cllm.bench.machine import machine
-from cllm.bench.metrics import Goal, Summary, curve, summarize
+from cllm.bench.metrics import Goal, Summary, arrived_per_s, curve, summarize
 from cllm.bench.outputs import check_output
 from cllm.bench.show import print_table, shown
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target, parse_url
@@ -69,6 +69,7 @@ def make_order(
     rate: float | None,
     endpoint: Endpoint,
     api_key: str | None,
+    local_key: str | None = None,
     model: str | None,
     seed: int,
     sampling: str,
@@ -77,7 +78,7 @@ def make_order(
     json_path: str | None,
     plot_path: str | None,
 ) -> Order:
-    """Check what was asked for together. Raises: SettingsError."""
+    """Check what was asked for together; `local_key` is for a server on this machine alone. Raises: SettingsError."""
     recipe = WORKLOADS[workload]
     for name, value in (("concurrency", concurrency), ("requests", n_requests)):
         if value is not None and value < 1:
@@ -91,12 +92,14 @@ def make_order(
         raise SettingsError(f"--rate: the requests of {workload} wait for each other")
     if recipe.n_prompt_late and not is_stream:
         raise SettingsError(f"--no-stream: {workload} is about streams")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise SettingsError("--api-key: must be of printable ASCII characters")
     try:
-        target = parse_url(url, api_key or "")
+        target = parse_url(url)
     except ValueError as error:
         raise SettingsError(f"URL: {error}") from error
+    if api_key is None and is_loopback(target.host):
+        api_key = local_key
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise SettingsError("--api-key: must be of printable ASCII characters")
     try:
         loaded = with_load(recipe, concurrency=concurrency, n_requests=n_requests)
     except ValueError as error:
@@ -104,7 +107,7 @@ def make_order(
     for name, path in (("json", json_path), ("plot", plot_path)):
         check_output(name, path)
     return Order(
-        target=target,
+        target=attrs.evolve(target, api_key=api_key or ""),
         workload=loaded,
         endpoint=endpoint,
         model=model or "",
@@ -247,6 +250,8 @@ async def _pass(order: Order, client: Client, title: str, number: int, rate: flo
         tokens_per_s=whole.tokens_per_s,  # those of answers under way were computed and sent, too
         n_under_way=n_under_way,
         server_process=process.name_of(pid) if pid else None,
+        rate=rate,
+        arrived_per_s=arrived_per_s(done) if rate is not None else None,
     )
     return Measured(title, done, summary, has_late)
 

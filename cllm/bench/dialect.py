@@ -12,7 +12,7 @@ import trio
 from cllm.bench.answers import message_of
 from cllm.bench.load import FAULTS, Connections, fault
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target
-from cllm.bench.workloads import GREEDY, Ask, Sampling, id_range
+from cllm.bench.workloads import GREEDY, N_VOCAB_UNKNOWN, Ask, Sampling, id_range
 
 N_PROBED: Final = 32  # ids of a prompt, of which no text would have as many tokens by chance
 PROBE_S: Final = 600.0  # a server may load its model with the first request
@@ -22,6 +22,7 @@ OK: Final = 200
 # What is said in place of an answer by models that think first, if they may say one token: everything was understood then.
 OUT_OF_TOKENS: Final = "model output limit was reached"
 NOT_FOUND: Final = 404
+MOVED: Final = frozenset({301, 302, 307, 308})  # not followed: a request would cost two
 REWORDINGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (  # a field, and what is said instead
     ("max_tokens", {"limit": "max_completion_tokens"}),
     ("seed", {"takes_seed": False}),
@@ -70,7 +71,7 @@ async def _told(target: Target, wanted: str) -> Dialect:
         models = json.loads(page)["data"]
         model: dict[str, Any] = next((one for one in models if one["id"] == wanted), models[0])
         return Dialect(model=str(model["id"]), n_vocab=int((model.get("meta") or {}).get("n_vocab") or 0), prefix=prefix)
-    except (ValueError, TypeError, LookupError, AttributeError):
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return Dialect(prefix=prefix)  # a server may do without a list of models
 
 
@@ -106,7 +107,8 @@ def _in_words(client: Client, **words: Any) -> Client:
 
 
 async def _ask(client: Client) -> tuple[int, str]:
-    ids = random.Random(N_PROBED).choices(range(*id_range(client.dialect.n_vocab or 1000)), k=N_PROBED)
+    ids = random.Random(N_PROBED).choices(known := range(*id_range(client.dialect.n_vocab or N_VOCAB_UNKNOWN)), k=N_PROBED)
+    ids[-1] = known[-1]  # who has fewer refuses it here, and not every request of the pass
     return await _fetch(client.target, client.request(Ask(prompt=tuple(ids), n_generated=1), 0))
 
 
@@ -123,6 +125,8 @@ async def _fetch(target: Target, request: bytes) -> tuple[int, str]:
     finally:
         with trio.move_on_after(1, shield=True):
             await connections.close()
+    if reader.status in MOVED and "location" in reader.headers:
+        return reader.status, f"it is at {reader.headers['location']}"
     return reader.status, b"".join(pieces).decode("utf-8", "replace")
 
 
@@ -130,13 +134,13 @@ def _is_answer(page: str) -> bool:
     try:
         answer = json.loads(page)
         return bool(answer.get("choices")) and not answer.get("error")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return False
 
 
 def _n_prompt(page: str) -> int | None:
     try:
         n: int | None = json.loads(page)["usage"]["prompt_tokens"]
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return None
     return n

@@ -135,7 +135,7 @@ class ResponseReader:
 
 def _status(head: bytes) -> int:
     words = head.split(b"\r\n", 1)[0].split(b" ", 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit() or len(words[1]) != 3:
         raise BrokenResponse("this is not HTTP")
     return int(words[1])
 

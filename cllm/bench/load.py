@@ -62,28 +62,37 @@ class Connections:
     _idle: list[Stream] = attrs.field(factory=list)
     _trusted: ssl.SSLContext | None = attrs.field(default=attrs.Factory(_trust, takes_self=True))
 
-    async def fetch(self, request: bytes, on_piece: Callable[[bytes], None]) -> ResponseReader:
-        """Send a request; hand on the body as it comes. Raises: one of FAULTS."""
+    async def fetch(
+        self, request: bytes, on_piece: Callable[[bytes], None], on_status: Callable[[int], None] = lambda status: None
+    ) -> ResponseReader:
+        """Send a request; hand on the status, and the body as it comes. Raises: one of FAULTS."""
         while self._idle:  # a connection that was kept may have been closed meanwhile: then nothing came, and another is tried
             stream, reader, began = self._idle.pop(), ResponseReader(), time.perf_counter()
             try:
-                await self._fetch(stream, reader, request, on_piece)
+                await self._fetch(stream, reader, request, on_piece, on_status)
             except FAULTS:
                 if reader.has_begun or time.perf_counter() - began > RACE_S:  # later it was at work on it
                     raise
             else:
                 return reader
         reader = ResponseReader()
-        await self._fetch(await connect(self.target, self._trusted), reader, request, on_piece)
+        await self._fetch(await connect(self.target, self._trusted), reader, request, on_piece, on_status)
         return reader
 
-    async def _fetch(self, stream: Stream, reader: ResponseReader, request: bytes, on_piece: Callable[[bytes], None]) -> None:
+    async def _fetch(
+        self, stream: Stream, reader: ResponseReader, request: bytes, on_piece: Callable[[bytes], None], on_status: Callable[[int], None]
+    ) -> None:
+        is_told = False
         try:
             await stream.send_all(request)
             while not reader.is_done:
                 data = await stream.receive_some(65536)
                 if data:
-                    on_piece(reader.feed(bytes(data)))
+                    piece = reader.feed(bytes(data))
+                    if reader.status and not is_told:
+                        on_status(reader.status)
+                        is_told = True
+                    on_piece(piece)
                 else:
                     reader.end()
         finally:
@@ -132,16 +141,18 @@ class _Loop:
             if on_started is not None and n_told == N_PIECES_LATE:
                 on_started()
 
+        def note(status: int) -> None:
+            record.status = status
+
         record.sent_at = self.now() if due_at is None else due_at  # that the machine had no time to send it counts as waiting
         record.error = OVER  # stands if this is cancelled
         try:
             with trio.fail_after(REQUEST_S):
-                reader = await self._connections.fetch(self._requests[number], take)
-            record.status, record.error = reader.status, ""
+                await self._connections.fetch(self._requests[number], take, note)
+            record.error = ""
         except FAULTS as error:
             record.error = fault(error)
         finally:
-            record.status = record.status or (200 if record.arrivals else 0)  # of one that is given up, too: what came is read
             if on_started is not None and n_told < N_PIECES_LATE:  # it will never have so many
                 on_started()
         record.ended_at = self.now()

@@ -87,6 +87,8 @@ class Summary:
     goodput_per_s: float  # good answers
     goodput_share: float  # of all requests
     client_cpu_s: float
+    rate: float | None = None  # at which requests were to arrive, a second, by chance:
+    arrived_per_s: float | None = None  # at which they did
     n_under_way: int | None = None  # of a pass that was cut: not among the requests, their tokens are among those generated
     server_cpu_s: float | None = None
     server_rss_peak_mb: float | None = None  # since the server's start
@@ -167,6 +169,12 @@ def summarize(
         late_e2e_s=timed.e2e_s if timed else None,
         is_late_alone=late is not None and bool(others) and all(other.ended_at <= late.sent_at for other in others),
     )
+
+
+def arrived_per_s(done: Pass) -> float | None:
+    """The rate at which the requests of an open loop came; None of those that all came at once."""
+    last = max((answer.sent_at for answer in done.answers), default=0.0)
+    return len(done.answers) / last if last else None
 
 
 def _sum_told(values: Iterable[int | None]) -> int | None:

@@ -80,6 +80,8 @@ def rows(summary: Summary) -> dict[str, str]:
         "requests/s": f"{summary.requests_per_s:.2f}",
         f"good requests/s (first {goal.ttft_s:g} s, then {goal.itl_s:g} s)": f"{summary.goodput_per_s:.2f}",
         "good requests": f"{summary.goodput_share:.0%}",
+        **({} if summary.rate is None else {"requests/s that were to come": f"{summary.rate:.2f}"}),
+        **({} if summary.arrived_per_s is None else {"requests/s that came": f"{summary.arrived_per_s:.2f}"}),
         "requests": f"{summary.n_requests}",
         "failed": f"{summary.n_failed}",
         **({} if summary.n_under_way is None else {"under way when it was cut": f"{summary.n_under_way}"}),

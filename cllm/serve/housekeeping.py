@@ -31,7 +31,8 @@ class Housekeeper:
     One load goes on at a time, in the order in which models were asked for. What has to make room answers first what it was asked.
     """
 
-    def __init__(self, settings: Settings, make_progress: MakeProgress) -> None:
+    def __init__(self, settings: Settings, make_progress: MakeProgress, on_death: Callable[[Exception], None] = lambda error: None) -> None:
+        """`on_death` is told of what ends the process as soon as it is known, before anything is closed."""
         self.settings = settings = with_keys_read(settings)  # for all that serves
         key_weights = {key.name: key.weight for key in api_keys(settings)}
         tenants = [Tenant(each) for each in settings_of_models(settings)]
@@ -41,6 +42,7 @@ class Housekeeper:
         self.ready = trio.Event()  # all that is loaded at the start is loaded
         self._n_bytes_max = math.inf if settings.models_memory_mb is None else settings.models_memory_mb << 20
         self._make_progress = make_progress
+        self._on_death = on_death
         self._progress: Progress | None = None
         self._lives: dict[Tenant, EngineLife] = {}
         self._wanted: list[Tenant] = []
@@ -205,6 +207,7 @@ class Housekeeper:
             on_ready=lambda n_bytes: self._moved_in(tenant, n_bytes),
             until_left=lambda: tenant.until(lambda: not tenant.n_users),
             promised=lambda: sum(other.promised_bytes for each, other in self._lives.items() if each is not tenant),
+            on_death=self._on_death,
         )
         self._nursery.start_soon(self._live, tenant, life)
         await tenant.until(lambda: tenant.state is not State.LOADING)

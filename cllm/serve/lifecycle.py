@@ -18,7 +18,7 @@ from cllm.engine.limits import Limits
 from cllm.engine.stepping import StepScheduler
 from cllm.engine.streaming import StreamScheduler
 from cllm.engine.telling import TextScheduler
-from cllm.errors import LoadFailed, Unavailable
+from cllm.errors import LoadAborted, LoadFailed, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
@@ -65,8 +65,10 @@ class EngineLife:
         on_ready: Callable[[int], None] = lambda n_bytes: None,
         until_left: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         promised: Callable[[], int] = lambda: 0,
+        on_death: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        """`engine` is one without a model; `on_ready` is told the memory that the model takes, as far as it is known.
+        """`engine` is one without a model; `on_ready` is told the memory that the model takes, as far as it is known; `on_death` what it
+        died of, before it is closed: who is broken may take any time for that.
 
         `until_left` waits until nobody uses the model any more: an answer that has ended may still be written, by its vocabulary.
         `promised` tells the bytes of `promised_bytes` of all others.
@@ -84,6 +86,7 @@ class EngineLife:
         self._on_ready = on_ready
         self._until_left = until_left
         self._promised = promised
+        self._on_death = on_death
         self._mapped_bytes = 0
 
     async def run(self) -> None:
@@ -99,9 +102,20 @@ class EngineLife:
         try:
             if self._settings.cache_dir is not None:  # not when the model has been loaded for minutes
                 await _apart(check_folder, self._settings.cache_dir)
-            loaded = await self._load(thread, beside_others=beside_others)
+            try:
+                loaded = await self._load(thread, beside_others=beside_others)
+            except LoadAborted as error:
+                if self._abort_load.is_set():
+                    raise
+                raise LoadFailed("the backend gave the load up, and nobody had asked it to") from error
             try:
                 await self._work(loaded, thread)
+            except LoadFailed:
+                raise
+            except Exception as error:
+                self.engine.stopped()
+                self._on_death(error)
+                raise
             finally:
                 self._closing.set()
                 with trio.CancelScope(shield=True):

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
 import structlog
 import trio
@@ -22,10 +22,11 @@ from cllm.serve.house import State
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http import HttpConfig, Traffic, serve_http
 from cllm.serve.http.requests import leaves
-from cllm.serve.lifecycle import STEP_S
+from cllm.serve.lifecycle import CLOSE_S, STEP_S
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
 from cllm.serve.stdio import complain, give_up_stderr, tell
+from cllm.serve.worker.process import kill_running
 
 BODY_GRACE_S: Final = 1.0  # the application's clock for a body runs out first: it answers in each surface's own shape
 
@@ -52,7 +53,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._keeper = Housekeeper(settings, make_progress)
+        self._keeper = Housekeeper(settings, make_progress, self._note_death)
         self._shutdown = trio.Event()  # HTTP accepts nothing more
         self._abort = trio.Event()  # and cuts what it has
         self._http_scope = trio.CancelScope()
@@ -111,12 +112,19 @@ class Server:
             self._complain(error)
             self._end_http_soon()
         except Exception as error:
-            self._code = EXIT_DIED
-            log.critical("engine.died", why=f"{type(error).__name__}: {error}")
-            log.debug("engine.died", exc_info=error)
+            self._note_death(error)
             self._end_http_soon()
         finally:
             self._shutdown.set()
+
+    def _note_death(self, error: Exception) -> None:
+        """Nothing is answered any more: the process ends, even if its model does not close."""
+        if self._code == EXIT_DIED:
+            return
+        self._code = EXIT_DIED
+        log.critical("engine.died", why=f"{type(error).__name__}: {error}")
+        log.debug("engine.died", exc_info=error)
+        self._exit_in(CLOSE_S + STEP_S)
 
     def _end_http_soon(self) -> None:
         """Streams have their terminal events by now: a moment to carry them out. After a drain it is what is left of the grace."""
@@ -177,9 +185,15 @@ class Server:
             complain(error)
 
     def _exit_in(self, seconds: float) -> None:
-        timer = threading.Timer(seconds, os._exit, [self._code])
+        timer = threading.Timer(seconds, exit_now, [self._code])
         timer.daemon = True
         timer.start()
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process, whatever its threads are at, and its models' own."""
+    kill_running()
+    os._exit(code)
 
 
 def _curl(url: str, settings: Settings, *, generates: bool) -> str:

@@ -313,6 +313,16 @@ async def test_an_answer_that_is_cut_off_is_a_failure_and_the_others_go_on() -> 
     assert done.answers[1].error == "the server closed the connection in the middle of an answer"
 
 
+async def test_of_a_refusal_that_is_cut_off_the_status_is_kept() -> None:
+    async def cut(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        await stream.send_all(b"HTTP/1.1 503 Busy\r\nContent-Length: 99\r\n\r\nfull")
+        return False
+
+    async with served(cut) as (target, _):
+        done = await closed_loop(Client(target=target, sampling=GREEDY), chains(1), 1)
+    assert (done.answers[0].status, done.answers[0].error) == (503, "the server closed the connection in the middle of an answer")
+
+
 # --- dialects ----------------------------------------------------------------------------------------------------------
 
 
@@ -532,6 +542,30 @@ async def test_a_refusal_is_told_in_one_line(status: str) -> None:
             await find_dialect(target, endpoint="completions")
 
 
+async def test_where_a_server_says_that_it_is_elsewhere_this_is_told() -> None:
+    async def move(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        await stream.send_all(b"HTTP/1.1 301 Moved\r\nLocation: https://elsewhere/v1\r\nContent-Length: 0\r\n\r\n")
+        return True
+
+    async with served(move) as (target, _):
+        with pytest.raises(BenchFailed, match=r"completions with 301: it is at https://elsewhere/v1$"):
+            await find_dialect(target, endpoint="completions")
+
+
+async def test_a_server_that_does_not_tell_its_vocabulary_and_has_a_small_one_is_asked_with_text() -> None:
+    n_vocab = 20_000
+
+    async def small(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if path == "/v1/models":
+            return await send_page(stream, {"data": [{"id": "m"}]})
+        if any(isinstance(token, int) and token >= n_vocab for token in body["prompt"]):
+            return await send_page(stream, {"error": {"message": "no such token"}}, "400 Bad Request")
+        return await answer(path, body, stream)
+
+    async with served(small) as (target, _):
+        assert not (await find_dialect(target, endpoint="completions")).takes_ids
+
+
 async def test_a_key_that_may_not_list_models_is_good_for_a_model_that_is_named() -> None:
     async def only_answers(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
         if path.endswith("/models"):
@@ -646,7 +680,12 @@ def test_gaps_are_drawn_from_a_millisecond_on_or_from_where_most_begin(
 async def test_overload_is_a_pass_for_capacity_and_one_for_each_part_of_it() -> None:
     async with served(answer) as (target, _):
         done = await bench(target, "--workload", "overload", "-n", "4", "--json", "-")
-    assert [one["name"] for one in json.loads(done.stdout)["passes"]] == ["capacity", "0.5 x", "1 x", "2 x", "4 x"]
+    capacity, *passes = json.loads(done.stdout)["passes"]
+    assert [one["name"] for one in (capacity, *passes)] == ["capacity", "0.5 x", "1 x", "2 x", "4 x"]
+    assert capacity["rate"] is None
+    assert [one["rate"] for one in passes] == [factor * capacity["requests_per_s"] for factor in (0.5, 1.0, 2.0, 4.0)]
+    for one in passes:
+        assert one["arrived_per_s"] == pytest.approx(4 / max(asked["sent_at"] for asked in one["requests"]))
 
 
 async def test_a_server_that_answers_nobody_is_one_line_and_exit_code_1() -> None:

@@ -71,6 +71,7 @@ def test_a_response_that_is_cut_off_is_told(n: int) -> None:
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
         b"HTTP/1.1 what\r\n\r\n",
+        b"HTTP/1.1 " + 5000 * b"2" + b" OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: some\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n",
@@ -196,6 +197,7 @@ def test_an_answer_without_a_stream_has_one_time() -> None:
         (b"", 200, "the stream ended before its answer"),
         (b"data: {\n\n", 200, "the stream is not what OpenAI's API has"),
         (events([1]), 200, "the stream is not what OpenAI's API has"),  # type: ignore[arg-type]
+        (b"data: " + 100_000 * b"[" + b"\n\n", 200, "the stream is not what OpenAI's API has"),
     ],
 )
 def test_what_is_no_whole_answer_says_why(body: bytes, status: int, error: str) -> None:
@@ -207,4 +209,5 @@ def test_what_is_no_whole_answer_says_why(body: bytes, status: int, error: str) 
 
 def test_a_page_that_is_no_answer_says_so() -> None:
     assert answer(b"[]", is_stream=False).error == "the answer is not what OpenAI's API has"
+    assert answer(100_000 * b"[", is_stream=False).error == "the answer is not what OpenAI's API has"
     assert answer(b'{"choices": [{"text": "a"}]}', is_stream=False).error == "an answer without usage"

@@ -64,9 +64,9 @@ def test_the_interval_is_over_the_starts_of_both() -> None:
     assert both == compare([10.0, 11.0, 12.0, 13.0], 4 * [10.0], [0, 0, 1, 2])
 
 
-def test_of_a_figure_that_grows_from_pass_to_pass_the_last_one_of_each_start_counts() -> None:
+def test_of_a_figure_that_grows_from_pass_to_pass_the_first_one_of_each_start_counts() -> None:
     page = side([1.0] * 5, [0, 0, 1, 1, 2])
-    page["figures"]["server peak memory, MiB"] = {"ours": [9.0, 10.0, 9.0, 10.0, 10.0], "theirs": [8.0, 20.0, 8.0, 20.0, 20.0]}
+    page["figures"]["server peak memory, MiB"] = {"ours": [10.0, 11.0, 10.0, 11.0, 10.0], "theirs": [20.0, 40.0, 20.0, 40.0, 20.0]}
     compared = compared_by(page, "server peak memory, MiB")
     assert compared is not None
     assert (compared.ratio, compared.n_pairs, compared.n_below, compared.n_starts) == (pytest.approx(0.5), 3, 3, 3)
@@ -74,6 +74,14 @@ def test_of_a_figure_that_grows_from_pass_to_pass_the_last_one_of_each_start_cou
     speed = compared_by(page, "tokens/s")
     assert speed is not None
     assert speed.n_pairs == 5
+
+
+def test_ours_has_more_good_ones_a_second_for_nothing_where_it_refused_some() -> None:
+    page = side([1.5, 1.6, 1.7])
+    page["n_failed"] = page["n_inexact"] = {"ours": 0, "theirs": 1}
+    assert [row["verdict"] for row in best_rows([page])] == ["win"], "theirs refused one: of what counts those it is compared all the same"
+    page["n_failed"] = page["n_inexact"] = {"ours": 1, "theirs": 0}
+    assert {row["figure"]: row["verdict"] for row in best_rows([page])} == {SPEED.name: "unclear", GOOD.name: "unclear"}
 
 
 def test_a_curve_is_the_mean_of_both_in_which_each_pair_counts_once() -> None:

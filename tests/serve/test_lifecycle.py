@@ -141,6 +141,17 @@ async def test_a_load_that_fails_is_raised_and_requests_are_told(live: Live) -> 
         lived.life.engine.open([make_spec()])
 
 
+async def test_a_load_that_gives_up_unasked_has_failed(live: Live) -> None:
+    def give_up() -> None:
+        raise LoadAborted("tired")
+
+    async with live(during_load=give_up) as lived:
+        pass
+    (end,) = lived.ends
+    assert isinstance(end, LoadFailed)
+    assert str(end) == "the backend gave the load up, and nobody had asked it to"
+
+
 async def test_draining_while_loading_gives_the_load_up(live: Live) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
@@ -339,6 +350,24 @@ async def test_a_model_that_dies_ends_every_stream_with_an_error_and_the_life_wi
         lived.life.engine.open([make_spec()])
 
 
+async def test_while_a_model_that_died_closes_the_server_does_not_call_itself_healthy(live: Live) -> None:
+    def die(batch: Batch) -> None:
+        raise ModelDied("the device is gone")
+
+    async with live(before_step=die) as lived:
+        closing, may_close = hold_close(lived)
+        await lived.life.ready.wait()
+        await read_all(lived.life.engine.open([make_spec()]))
+        try:
+            await until(closing.is_set)
+            assert not lived.ends
+            assert lived.life.engine.health().reason == "the engine has stopped"
+            with pytest.raises(Unavailable, match="stopped"):
+                lived.life.engine.check_ready()
+        finally:
+            may_close.set()
+
+
 async def test_who_comes_between_its_death_and_its_end_is_refused(live: Live, steps: Steps) -> None:
     def die(batch: Batch) -> None:
         raise ModelDied("the device is gone")
@@ -349,7 +378,7 @@ async def test_who_comes_between_its_death_and_its_end_is_refused(live: Live, st
         stream, refused = engine.open([make_spec()]), []
 
         def close() -> None:  # which may take long
-            assert engine.phase is EnginePhase.READY
+            assert engine.phase is EnginePhase.STOPPED
             with pytest.raises(Unavailable, match="stopped"):
                 engine.open([make_spec()])
             refused.append(True)

@@ -29,6 +29,14 @@ END_S: Final = 5.0  # for a process that was killed to be gone
 LAST_WORDS_S: Final = 1.0  # for what it said before to be read; a process that it began may keep its output open for ever
 OnEnd = Callable[[], None]
 
+_running: set[subprocess.Popen[bytes]] = set()  # which this process is not to leave behind
+
+
+def kill_running() -> None:
+    """Before the process ends without its farewell: a worker whose library has Python's lock would not notice, and compute on."""
+    for popen in list(_running):
+        popen.kill()
+
 
 class Line(msgspec.Struct):
     """What a worker logs: one line of JSON on its standard error. Whatever else stands there is native code's."""
@@ -69,6 +77,7 @@ class WorkerProcess:
             raise
         finally:
             _close(theirs)
+        _running.add(self._popen)
         self._ends = ours
         control.setblocking(False)
         self.channel: Channel[frames.FromWorker] = Channel(engine, frames.FromWorker)
@@ -89,6 +98,7 @@ class WorkerProcess:
         except RuntimeError:  # the system has no thread left
             self._popen.kill()
             self._popen.wait()
+            _running.discard(self._popen)
             self._popen.stdout.close()  # type: ignore[union-attr]  # it is a pipe
             _close(ours)
             raise
@@ -164,6 +174,7 @@ class WorkerProcess:
                 self._log(line)
         self._is_heard.set()
         self._popen.wait()
+        _running.discard(self._popen)
         self.is_lost = True
         self._on_end()
 

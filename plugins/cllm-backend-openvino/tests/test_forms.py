@@ -198,6 +198,8 @@ def held(kind: FormKind, source: Any, **fields: Any) -> StreamRequest:
         ("regex", "[a&&b]", "&& in a regular expression, at character 2"),
         ("regex", r"\p{Greek}", r"\p in a regular expression, at character 2"),
         ("regex", "(.{1,200}x){1,200}", "counted characters: 80003 of them would take too long to compile, 500 are the most"),
+        ("regex", "([一-龥가]{1,200}x){1,200}", "counted characters: 40424 of them would take too long to compile, 500 are the most"),
+        ("regex", "((é{200}){200}){200}", "counted characters: 84211 of them would take too long to compile, 500 are the most"),
         ("grammar", 'root ::= "a"', "it"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_key_comes_from_a_file_or_from_the_environment_and_is_not_shown(tmp_pa
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 1000])
 def test_events_are_the_same_in_whatever_pieces_they_come(n: int) -> None:
-    stream = b': hello\n\ndata: {"a":1}\r\n\r\nevent: x\nid: 5\ndata:[DONE]\n\n'
+    stream = b': hello\n\ndata:\n\ndata: {"a":1}\r\n\r\nevent: x\nid: 5\ndata:[DONE]\n\n'
     lines = EventLines()
     assert [data for i in range(0, len(stream), n) for data in lines.feed(stream[i : i + n])] == [b'{"a":1}', b"[DONE]"]
 

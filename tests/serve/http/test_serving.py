@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -20,12 +20,14 @@ import structlog
 import trio
 import trio.testing
 
+from cllm.backend import Batch
 from cllm.config import Settings
 from cllm.errors import ModelDied
 from cllm.serve import server as server_module
 from cllm.serve.engine import EnginePhase
 from cllm.serve.progress import BarProgress, make_progress
 from cllm.testing.fake import FakeBackend, FakeModel
+from tests.serve.conftest import make_spec, read_all
 from tests.serve.http.conftest import LONG_S
 
 BODY = b"x" * 8_000_000  # more than any kernel keeps for a client that does not read
@@ -160,8 +162,8 @@ async def test_when_the_engine_dies_a_client_that_never_reads_does_not_hold_the_
 class Slow(FakeModel):
     """Takes as long to close as a test likes."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, before_step: Callable[[Batch], None] | None = None) -> None:
+        super().__init__(before_step=before_step)
         self.closing, self.may_end = threading.Event(), threading.Event()
         self.is_closed = False
 
@@ -198,6 +200,32 @@ async def test_a_model_has_time_to_close_when_the_server_ends_unless_it_is_told_
             finally:
                 model.may_end.set()
     assert (codes, ends) == (([128 + signal.SIGTERM], [False]) if is_hurried else ([0], [True]))
+
+
+async def test_a_model_that_died_and_does_not_close_does_not_keep_the_process(served, monkeypatch, until):
+    server, _ = served
+
+    def die(batch: Batch) -> None:
+        raise ModelDied("the device is gone")
+
+    model, codes, ends = Slow(die), [], []
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Backend(model)))
+    monkeypatch.setattr(server_module.Server, "_exit_in", lambda self, seconds: ends.append((self._code, model.is_closed)))
+
+    async def run() -> None:
+        codes.append(await server.run())
+
+    with trio.fail_after(LONG_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await server._keeper.ready.wait()
+            await read_all(server._keeper.house.first.engine.open([make_spec()]))
+            try:
+                await until(model.closing.is_set)
+                assert ends == [(server_module.EXIT_DIED, False)]
+            finally:
+                model.may_end.set()
+    assert codes == [server_module.EXIT_DIED]
 
 
 # --- the terminal -------------------------------------------------------------------------------------------------------

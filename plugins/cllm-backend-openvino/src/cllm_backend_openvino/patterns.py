@@ -150,7 +150,8 @@ def cost(node: Node) -> float:
     """What it takes to compile, in places of an answer for which most of the vocabulary must be looked at."""
     if isinstance(node, Chars):
         n_printable = sum(min(high, 0x7E) - max(low, 0x20) + 1 for low, high in node.ranges if low <= 0x7E and high >= 0x20)
-        return n_printable / len(_PRINTABLE) + (node.ranges[-1][1] - node.ranges[-1][0] > 0x80)
+        is_wide = any(high - low > 0x80 for low, high in node.ranges)
+        return max(n_printable, 1) / len(_PRINTABLE) + is_wide  # a letter that is none of these is a place, too
     if isinstance(node, Times):
         return cost(node.part) * min(max(1, node.least, node.most or 0), N_TIMES)
     return sum(map(cost, node.parts))

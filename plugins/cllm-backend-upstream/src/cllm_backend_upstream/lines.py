@@ -34,6 +34,7 @@ class EventLines:
     def _data(self, line: bytes) -> Iterator[bytes]:
         name, colon, value = line.partition(b":")
         if name == b"data" and colon:
-            yield value.removeprefix(b" ")
+            if value := value.removeprefix(b" "):  # an event without data is none
+                yield value
         elif line and name not in (b"", b"event", b"id", b"retry"):  # a line that begins with a colon is a comment
             raise Garbled("a line that is no event")
