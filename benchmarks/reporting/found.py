@@ -73,12 +73,12 @@ WRITTEN_OF: Final = {  # all that is kept, by kind and name, since README quotes
     "ladder-seed-c8-served": "2026-11-28 c08fe9f147",
     "peers-chat-turns-c32": "2026-11-27 42d3cda5f7",
     "peers-chat-turns-c8-row-budget": "2026-11-29 b3eb8e40c7",
-    "peers-chat-turns-c8": "2026-11-30 7459a21f53",
+    "peers-chat-turns-c8": "2026-12-01 a976107e69",
     "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-12-01 45627ab0be",
     "peers-mixed-small-c16-default": "2026-11-30 0af562cb07",
-    "peers-mixed-small-c16": "2026-11-30 7459a21f53",
-    "peers-mixed-small-c8": "2026-11-30 a71bf62a23",
+    "peers-mixed-small-c16": "2026-12-01 a976107e69",
+    "peers-mixed-small-c8": "2026-12-01 a976107e69",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-30 979d7ac996",
     "peers-overload-2x-c8": "2026-12-01 6cf6726745",
@@ -241,7 +241,7 @@ What is told here of other runs than those in the table is of runs that are not 
   (0.98 to 1.24, not told apart), and first texts at p50 after 0.90 of its time; at 16 1.07 times (1.03 to 1.12).
 - Short programs, and a test of two seconds, ran beside some pairs of `-b 32` and `-b 64` at 8 and of `-b 32` and `-kvu` at 16.
 - **Memory**: `no prompt cache` saves nothing on the host and takes the least. Where 160 requests come five at a time `-no-kvu` keeps more
-  of what ended, and cLLM has 0.32 of its memory.
+  of what ended, and cLLM has 0.53 of its memory after a pass, and 0.32 after two.
 """,
     ),
     Finding(
@@ -293,6 +293,9 @@ What is told of other pairs than the table's is of runs and single calls that ar
   texts after 0.67 and 0.43 of the time; at 8 they are not told apart. Gaps at p99 are 0.78 and 1.05 times as long as those of `-b 64`, at 8
   and 16, and 1.33 and 1.39 times as long as those of `-b 32`, which computes the smallest pieces and is the best of all at these, though
   not for sure. `-kvu` has fewer tokens/s at both.
+- **Beside `-kvu -b 64`**, which cuts prompts and has all cells in one pool: 1.45 times its tokens/s at 16 (1.28 to 1.64) and 1.15 at 8
+  (1.04 to 1.27). At 16 first texts come after 0.50 to 0.61 of its time, and gaps are 0.53 times as long at p50; at 8 they are 0.74 and 0.76
+  times as long at p90 and p99, and the rest of these is not told apart.
 - **`mixed` beside `-b 32`**, on a machine with AVX-512: 1.11 times its tokens/s (1.06 to 1.16), twice as many good requests (1.54 to 2.62),
   first texts after 0.54 to 0.58 of its time, and gaps 0.90 times as long at p50; but 1.34 times at p90 and 1.49 times at p99. A search of
   some seconds, and tests of half a second, ran beside some of these pairs.
@@ -311,8 +314,9 @@ What is told of other pairs than the table's is of runs and single calls that ar
         quotes=("passes-8-sequences",),
         text="""\
 Requests come in bursts of 24, at random times, whatever becomes of those before, at half, one, two and four times 0.59 a second, which is
-what the machine served when that was measured, once, cold. Prompts go in pieces beside answers, and once some have waited in vain the
-newest of those who wait go first. Below, the whole is what can be served.
+what 24 requests came to eight at a time when that was measured, once, cold, their beginning and end counted in. At twice and four times as
+much cLLM answered 0.62 to 0.72 a second, so that what is called the whole here is 0.8 to 0.9 of what can be served. Prompts go in pieces
+beside answers, and once some have waited in vain the newest of those who wait go first.
 
 - **Who has more good requests** is not told apart at the half and at the whole. At twice as much cLLM has 1.93 times as many as `-b 32`
   (1.68 to 2.22), 1.86 as `-kvu -b 64` (1.50 to 2.30), 1.61 as `-kvu` (1.36 to 1.91) and 1.34 as `-b 64` (1.20 to 1.48); at four times 2.14
@@ -324,8 +328,8 @@ newest of those who wait go first. Below, the whole is what can be served.
   longer, and itself ends later: gaps at p50 are 1.11 to 1.35 times as long as those of `-no-kvu`, `-kvu` and `no prompt cache`, at p90 1.67
   to 1.86 times, and at p99 0.30 to 0.44 times. Pieces cost more, too, 1.05 to 1.10 times the CPU time a token: by the single calls above 25
   rows of a prompt beside seven answers take 74 ms where each slot has cells of its own, and 60 as a part of 128 by themselves. That is 0.98
-  to 0.99 of the tokens/s of `no prompt cache` and `-no-kvu`, and where all that comes can just be served such a difference makes who comes
-  wait.
+  to 0.99 of the tokens/s of `no prompt cache` and `-no-kvu`, and where nearly all that can be served comes such a difference makes who
+  comes wait.
 - **Beside `-no-kvu`** at twice and four times as much gaps are 0.4 of its at p99 and 1.7 to 2.0 times as long at p90; first texts at p90
   come after 1.61 times the time at twice as much, at p99 after 1.6 times, as at the whole, and 1.27 times at the half.
 - **Beside `-b 32`**, which cuts prompts too, at twice and at four times as much: 1.08 and 1.09 times the tokens/s, gaps at p50 0.78 and
@@ -392,15 +396,15 @@ turn together and begin the next together, and their prompts are computed at onc
 about as much.
 
 - **Eight, beside `-no-kvu`**: tokens/s are not told apart (0.98 to 1.05); first texts at p90 come after 0.83 of its time, and memory is
-  0.46 of its.
+  0.59 of its after a pass, 0.46 after two.
 - **Eight, beside `-b 64` and `-kvu -b 64`**, which compute the prompts of those who come together one after the other: half of their first
   texts come after 2.5 and 3.2 s, cLLM's after 3.42 and 2.52 times as long, and those at p99 after 1.72 and 1.51 times. Who has begun waits
   then: cLLM's gaps are 0.30 and 0.19 as long at p90, 0.36 and 0.15 at p99, and it has 1.10 (0.99 to 1.22) and 1.52 times their tokens/s.
   Who would rather have that says it: with `--row-budget 64`, beside `-b 64`, cLLM has 1.02 of its tokens/s (0.97 to 1.07) and first texts
   at p50 after 1.07 times its time, and nothing else tells the two apart (`chat-turns-c8-row-budget`).
 - **Eight, beside `no prompt cache`**, which finds nothing again: 1.81 times the tokens/s (1.53 to 2.14), first texts at p50, p90 and p99
-  after 0.70, 0.49 and 0.39 of its time, and gaps at p99 that are 0.06 times as long, where its own are of 8 s; it takes 0.64 of cLLM's
-  memory. Single test files of up to a minute and a half ran beside some of these pairs.
+  after 0.70, 0.49 and 0.39 of its time, and gaps at p99 that are 0.06 times as long, where its own are of 8 s; it takes 0.87 of cLLM's
+  memory after a pass, and 0.64 after two. Single test files of up to a minute and a half ran beside some of these pairs.
 - **Eight, beside `-b 32` and `-kvu`**, in two pairs of one start each: 1.2 times their tokens/s.
 - **32 in 8 slots**, in ten pairs of ten starts beside llama-server as it comes: nothing is told apart (tokens/s 0.95 to 1.06) but memory,
   1.14 times its. Half of the first texts come after 48 s: the eight places are filled and emptied together, strictly in turn, here as it is
@@ -418,8 +422,8 @@ about as much.
         of=("seed-40x8-llama-cpp-python",),
         text="""\
 It answers one request after the other, so that those who come together wait for those before them: first texts come after an eighth of its
-time here, and gaps are twice as long, since eight are computed at a time. cLLM takes 1.16 times its memory. Both were sent words, some 75
-tokens a prompt, and of its tokens up to five of 800 are not counted, where a chunk of text holds two.
+time here, and gaps are twice as long, since eight are computed at a time. cLLM takes 1.16 times its memory after two passes. Both were sent
+words, some 75 tokens a prompt, and of its tokens up to five of 800 are not counted, where a chunk of text holds two.
 """,
     ),
     Finding(

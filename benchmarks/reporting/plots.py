@@ -255,7 +255,7 @@ def draw_bars(sides: Sequence[Run], path: str, title: str) -> None:
 
 def _medians(sides: Sequence[Run], figure: str, whose: str) -> dict[int, float]:
     """The medians of a figure that can be compared, by the sides' places."""
-    is_told = [FIGURES_BY_NAME[figure].counts_failures or not n_wrong(side, "theirs") for side in sides]
+    is_told = [FIGURES_BY_NAME[figure].counts_failures or not any(n_wrong(side, one) for one in BOTH) for side in sides]
     found = {place: median_of(side, figure, whose) for place, side in enumerate(sides) if is_told[place]}
     return {place: value for place, value in found.items() if value is not None}
 

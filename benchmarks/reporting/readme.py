@@ -61,7 +61,7 @@ def _workloads() -> str:
 
 def _arriving(workload: Workload) -> str:
     if workload.is_open:
-        return "at random times, at half, one, two and four times what can be served"
+        return "at random times, at half, one, two and four times what as many came to eight at a time, cold"
     late = ", and one more when all of them are being answered" if workload.n_prompt_late else ""
     return f"{workload.concurrency}{late}"
 

@@ -376,7 +376,10 @@ async def test_with_no_token_the_prompt_is_computed_for_who_comes_after_it(serve
             reason, usage = warmed["stop_reason"], warmed["usage"]
         assert (reason, usage["output_tokens"]) == ("max_tokens", 0)
         after = (await api.post("/v1/messages", body(long))).json["usage"]
+        told = dict(events(await api.post("/v1/messages", body(long, stream=True))))["message_delta"]["usage"]
     assert after["cache_read_input_tokens"] >= usage["input_tokens"] - 1
+    for again in (after, told):
+        assert again["cache_read_input_tokens"] + again["input_tokens"] == usage["input_tokens"], "what was found is not counted twice"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -30,6 +30,7 @@ async def test_an_answer_has_the_shape_that_clients_expect(serve: Any) -> None:
     timings = body["timings"]
     assert (timings["prompt_n"], timings["cache_n"], timings["predicted_n"]) == (usage["prompt_tokens"], 0, 5)
     assert timings["predicted_per_second"] == pytest.approx(5000 / timings["predicted_ms"], rel=0.01)
+    assert timings["prompt_per_second"] == pytest.approx(1000 * timings["prompt_n"] / timings["prompt_ms"], rel=0.01)
     assert answer.headers["x-cllm-cached-tokens"] == "0"
     assert float(answer.headers["x-cllm-queue-ms"]) == timings["queue_ms"]
 
@@ -37,7 +38,13 @@ async def test_an_answer_has_the_shape_that_clients_expect(serve: Any) -> None:
 async def test_the_path_without_v1_is_the_same(serve: Any) -> None:
     async with serve() as api:
         answer = await api.post("/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
+        bodies = [(await api.post(f"{v1}/completions", {"prompt": "x", "max_tokens": 3, "seed": 1})).json for v1 in ("/v1", "")]
+        models = [(await api.get(f"{v1}/models")).json["data"] for v1 in ("/v1", "")]
+        vectors = [(await api.post(f"{v1}/embeddings", {"input": "x"})) for v1 in ("/v1", "")]
     assert answer.status == 200
+    assert bodies[0]["choices"] == bodies[1]["choices"]
+    assert [one["id"] for one in models[0]] == [one["id"] for one in models[1]] == ["fake"]
+    assert vectors[0].error == vectors[1].error, "it has none, whatever the path"
 
 
 async def test_a_stream_begins_with_the_role_and_ends_with_the_finish_and_done(serve: Any) -> None:
@@ -319,12 +326,16 @@ async def test_a_template_that_writes_bos_gets_no_second_one(serve: Any) -> None
 async def test_a_template_that_refuses_is_400_and_one_that_fails_says_so_without_a_traceback(serve: Any) -> None:
     model = FakeModel()
     model.vocabulary.chat_template = (
-        "{% if messages[0].content == 'no' %}{{ raise_exception('not that') }}{% endif %}{{ messages[0].content }}"
+        "{% if messages[0].content == 'no' %}{{ raise_exception('not that') }}{% endif %}"
+        "{% if messages[0].content == 'reach' %}{{ ''.__class__ }}{% endif %}{{ messages[0].content }}"
     )
     async with serve(model) as api:
         answer = await api.chat("no")
         assert answer.status == 400
         assert "not that" in answer.error["message"]
+        failed = await api.chat("reach")
+        assert (failed.status, failed.error["type"]) == (500, "server_error")
+        assert b"Traceback" not in failed.body
         assert (await api.chat("yes")).status == 200
 
 

@@ -282,6 +282,8 @@ async def test_a_body_over_the_limit_is_413_whether_it_says_so_or_not(serve: Any
         assert (await api.complete("x" * 500)).status == 200
         async with api.asking("/v1/completions", *[b" " * 500] * 5) as exchange:  # without a Content-Length
             assert (await exchange.answer()).status == 413
+        async with api.asking("/v1/completions", *[b" " * 500] * 5, complete=False) as exchange:  # and may never come to an end
+            assert (await exchange.answer()).status == 413
         await api.idle()
 
 

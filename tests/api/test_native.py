@@ -73,7 +73,7 @@ async def test_the_root_lists_the_endpoints_and_shows_a_browser_a_page_without_e
         page = await api.get("/", Accept="text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8")
         listed = {(one["method"], one["path"]) for one in listing.json["data"]["endpoints"]}
     assert ("POST", "/v1/chat/completions") in listed
-    assert listed <= {(one.method, one.public_path) for one in OPERATIONS}
+    assert listed == {(one.method, one.public_path) for one in OPERATIONS if one.alias_of is None and one.path != "/"}
     assert page.headers["content-type"].startswith("text/html")
     assert not re.search(r"(src|href)\s*=", page.body.decode())
 

@@ -16,7 +16,7 @@ from cllm.serve.embedders import EmbeddingsOnly
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
-from tests.api.conftest import failing
+from tests.api.conftest import TEST_S, failing
 
 
 def lines(answer: Any) -> list[Any]:
@@ -43,6 +43,17 @@ async def test_a_chat_is_a_stream_of_lines_unless_it_is_said_otherwise(serve: An
         assert all(isinstance(last[name], int) for name in ("total_duration", "prompt_eval_duration", "eval_duration"))
         assert last["total_duration"] >= last["eval_duration"]
         datetime.fromisoformat(last["created_at"])
+
+
+async def test_durations_are_nanoseconds(serve: Any) -> None:
+    step_s, n_steps = 0.005, 20
+    async with serve(FakeModel(step_s=lambda batch: step_s)) as api:
+        told = (await api.post("/api/chat", chat(stream=False, options={"num_predict": n_steps}))).json
+    assert told["eval_count"] == n_steps
+    assert told["eval_duration"] >= 0.9 * (n_steps - 1) * step_s * 1e9
+    assert told["prompt_eval_duration"] >= 0.9 * step_s * 1e9
+    assert told["total_duration"] >= told["prompt_eval_duration"] + 0.9 * told["eval_duration"]
+    assert told["total_duration"] < TEST_S * 1e9
 
 
 async def test_generate_answers_a_prompt_through_the_template(serve: Any) -> None:

@@ -312,6 +312,36 @@ async def test_steps_are_in_the_metrics_as_soon_as_they_are_done(serve: Any, acc
     assert f"cllm_step_outputs_sum {5 + 1.0}" in later
 
 
+async def test_who_runs_and_who_waits_and_how_full_it_is_are_in_the_numbers(serve: Any) -> None:
+    go_on = threading.Event()
+    model = FakeModel(n_cells=64, before_step=lambda batch: go_on.wait(TEST_S) and None)
+    async with serve(model, parallel=1, metrics_aliases="vllm") as api, trio.open_nursery() as nursery:
+        nursery.start_soon(api.complete, "x" * 31)
+        await api.until(lambda: api.scheduler.n_running == 1)
+        for _ in range(2):
+            nursery.start_soon(api.complete, "x")
+        await api.until(lambda: api.scheduler.n_waiting == 2)
+        answer = await api.get("/metrics")
+        go_on.set()
+    states = {labels["state"]: value for labels, value in samples_of(answer, "cllm_sequences")}
+    assert (sum(states.values()), states["waiting"]) == (3, 2)
+    of_fake = {"model_name": "fake"}
+    assert (of_fake, 1.0) in samples_of(answer, "vllm:num_requests_running")
+    assert (of_fake, 2.0) in samples_of(answer, "vllm:num_requests_waiting")
+    ((_, usage),) = [one for one in samples_of(answer, "vllm:kv_cache_usage_perc") if one[0] == of_fake]
+    assert usage == pytest.approx(32 / 64)
+
+
+async def test_who_gave_cells_back_is_counted(serve: Any) -> None:
+    async with serve(FakeModel(n_cells=64), parallel=2) as api, trio.open_nursery() as nursery:
+        for text in ("once upon a time", "under a low sky"):
+            nursery.start_soon(partial(api.complete, text, max_tokens=40, ignore_eos=True))
+        await api.until(lambda: api.scheduler.totals.n_preempted)
+        await api.idle()
+        answer = await api.get("/metrics")
+        assert samples_of(answer, "cllm_preemptions_total") == [({}, float(api.scheduler.totals.n_preempted))]
+
+
 async def test_slots_show_the_sequences_under_way(serve: Any) -> None:
     go_on = threading.Event()
     async with serve(FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None)) as api, trio.open_nursery() as nursery:

@@ -671,14 +671,15 @@ def test_latencies_are_drawn_of_those_who_are_the_best_by_the_pairs_that_are_kep
         assert list(_latency_sides(run_of({**data, "best": best}))) == ["cLLM beside llama-server -b 64", "llama-server -b 64"]
 
 
-def test_there_is_no_bar_for_what_is_not_known_or_not_to_be_compared(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_there_is_no_bar_for_what_is_not_known_or_not_to_be_compared(folder: Path, tmp_path: Path, whose: str) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
     from benchmarks.reporting.plots import draw_bars
 
     (run,) = of_kind(results.read_all(folder), "peers")
     first, second, *_ = run["data"]["sides"]
     first["figures"]["tokens/s"]["theirs"] = [None] * 3
-    second["n_inexact"]["theirs"] = 1
+    second["n_inexact"][whose] = 1
     path = tmp_path / "bars.svg"
     draw_bars([first, second], str(path), "two settings")
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text("utf-8"))

@@ -66,6 +66,7 @@ async def test_leaving_during_a_prompt_ends_its_step_and_others_are_answered_as_
             else:
                 pytest.fail("every step went to its end")
             after = await answer(running.engine.open([short]))
+            assert len(after) == 4
             assert all(tokens == after for tokens in before)
 
 

@@ -337,6 +337,7 @@ def test_ctrl_c_while_loading_gives_up_the_load() -> None:
         assert line, "it ended before it began to load"
     assert process.end(signal.SIGINT) in (0, 130)
     assert "Traceback" not in process.output
+    assert " serves " not in process.output, "it was loaded to its end"
 
 
 @pytest.fixture

@@ -404,6 +404,40 @@ async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
         model.close()
 
 
+PARENT_OF_ONE_THAT_HANGS = """
+import threading, trio
+from cllm.testing import mortal
+from tests.serve.conftest import make_spec, read_all, serving
+from tests.serve.test_worker import load
+
+async def main():
+    model = load()
+    deadly = make_spec("", 8)
+    deadly.prompt.extend([65, mortal.HANG])
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(read_all, running.engine.open([deadly]))
+        while not running.loop.is_computing:
+            await trio.sleep(0.01)
+        print(model.pid, flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="whether a process runs is read from /proc, which Linux has")
+def test_a_worker_whose_server_is_killed_in_the_middle_of_a_step_does_not_compute_on() -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", PARENT_OF_ONE_THAT_HANGS], cwd=root, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        stat = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+        parent.kill()
+    until_at = time.monotonic() + TEST_S
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until_at, "its step takes an hour"
+        time.sleep(0.01)
+
+
 async def test_a_stopped_worker_is_replaced_too_and_its_silence_is_told(logged: list[Any]) -> None:
     model = load(hang_s=HANG_S)
     try:
@@ -412,8 +446,9 @@ async def test_a_stopped_worker_is_replaced_too_and_its_silence_is_told(logged: 
             (answer,) = await answers(running, make_spec("the sea", 8))
         assert answer.text == text_alone("the sea", 8)
         ended = f"it was silent for {HANG_S:g} s, and was ended; killed by SIGKILL"
-        assert [entry["why"] for entry in logged if entry["event"] == "worker.died"] == [f"the worker died: {ended}"]
-        assert [entry["ended"] for entry in logged if entry["event"] == "worker.replaced"] == [ended]
+        # More than one where a busy machine keeps the next one silent for as long.
+        assert {entry["why"] for entry in logged if entry["event"] == "worker.died"} == {f"the worker died: {ended}"}
+        assert {entry["ended"] for entry in logged if entry["event"] == "worker.replaced"} == {ended}
     finally:
         model.close()
 

@@ -17,14 +17,16 @@ from typing import Any
 import attrs
 import pytest
 import structlog
+import structlog.testing
 import trio
 import trio.testing
 
 from cllm.backend import Batch
-from cllm.config import Settings
+from cllm.config import Settings, warnings
 from cllm.errors import ModelDied
 from cllm.serve import server as server_module
 from cllm.serve.engine import EnginePhase
+from cllm.serve.http import HttpConfig
 from cllm.serve.progress import BarProgress, make_progress
 from cllm.testing.fake import FakeBackend, FakeModel
 from tests.serve.conftest import make_spec, read_all
@@ -80,6 +82,41 @@ async def ask(server: server_module.Server, app: App) -> trio.SocketStream:
     await client.send_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
     await app.begun.wait()
     return client
+
+
+class Noted(Exception):
+    """The end of a server that was to be looked at only."""
+
+
+async def test_what_is_set_of_connections_is_what_they_have(served, monkeypatch, tmp_path):
+    server, _ = served
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    certificate.touch()
+    key.touch()
+    configs = []
+
+    async def note(app, *, config, **others):
+        configs.append(config)
+        raise Noted
+
+    monkeypatch.setattr(server_module, "serve_http", note)
+    files = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+    set_to = {"host": "127.0.0.7", "port": 8123, "header_timeout_s": 12.0, "keep_alive_s": 14.0, "write_timeout_s": 11.0, **files}
+    server._settings = attrs.evolve(server._settings, body_timeout_s=13.0, **set_to)
+    with pytest.RaisesGroup(Noted, flatten_subgroups=True):
+        await server._run_http()
+    grace_s = float("inf")  # the server's own clock ends them
+    assert configs == [HttpConfig(body_timeout_s=13.0 + server_module.BODY_GRACE_S, grace_s=grace_s, **set_to)]
+
+
+def test_what_is_risky_in_the_settings_is_told_at_the_start(monkeypatch):
+    settings = Settings("fake", host="0.0.0.0")
+    monkeypatch.setattr(server_module, "configure_logging", lambda settings: None)
+    monkeypatch.setattr(server_module, "give_up_stderr", lambda: None)
+    monkeypatch.setattr(server_module.trio, "run", lambda main: 0)
+    with structlog.testing.capture_logs() as logged:
+        assert server_module.run(settings) == 0
+    assert [entry["event"] for entry in logged] == warnings(settings) != []
 
 
 async def test_after_a_drain_a_client_that_reads_slowly_gets_all_of_its_answer(served, until):
