@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from cllm.backend import CONTRACT_VERSION, Batch, Embedder, ModelSpec, OnProgres
 from cllm.testing.fake import FakeBackend, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import embedder_of
 
-KILL, ABORT, HANG, PANIC = 1, 2, 3, 4  # tokens that no text has
+KILL, ABORT, HANG, PANIC, HOLD = 1, 2, 3, 4, 5  # tokens that no text has
 HANG_S = 3600.0
 DEADLY_TEXT = "a text that kills"
 PANICKING_TEXT = "a text that panics"
@@ -33,6 +34,8 @@ def _die(batch: Batch) -> None:
         os.abort()
     if HANG in tokens:
         time.sleep(HANG_S)
+    if HOLD in tokens:
+        ctypes.PyDLL(None).sleep(int(HANG_S))  # with Python's lock, as of a library that keeps it
     if PANIC in tokens:
         raise Panic("called unwrap on nothing")
 

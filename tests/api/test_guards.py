@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
+from cllm.api import guards
 from cllm.api.openai.completions import CompletionStream
 from cllm.testing.fake import FakeModel
 
@@ -34,6 +35,24 @@ async def test_any_of_the_keys_opens_it_as_bearer_or_as_x_api_key(serve: Any, ke
             assert (await api.get("/v1/models", X_Api_Key=key)).status == 200
             for both in ({"Authorization": f"Bearer {key}", "X_Api_Key": "wrong"}, {"Authorization": "Bearer wrong", "X_Api_Key": key}):
                 assert (await api.get("/v1/models", **both)).status == 200
+
+
+@pytest.mark.parametrize("sent", ["first", "second", "third", "none of them"])
+async def test_a_key_is_compared_with_every_one_in_a_time_that_does_not_tell_how_alike_they_are(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, sent: str
+) -> None:
+    compared: list[bytes] = []
+    same = guards.hmac.compare_digest
+
+    def note(key: bytes, given: bytes) -> bool:
+        compared.append(key)
+        return same(key, given)
+
+    async with serve(api_key=("first", "second", "third")) as api:
+        monkeypatch.setattr(guards.hmac, "compare_digest", note)
+        answer = await api.get("/v1/models", Authorization=f"Bearer {sent}")
+    assert answer.status == (401 if sent == "none of them" else 200)
+    assert len(set(compared)) == 3
 
 
 async def test_of_two_keys_the_bearers_says_whose_request_it_is(serve: Any) -> None:

@@ -440,25 +440,6 @@ def test_a_server_that_is_killed_leaves_no_worker_behind() -> None:
     until(lambda: not is_running(worker))
 
 
-def test_a_server_that_ends_at_once_leaves_no_worker_behind_that_heeds_nothing() -> None:
-    server = serve("--isolate", "--calibrate", "off", "--grace-s", FOREVER_S)
-    server.wait_ready()
-    worker = worker_of(server)
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.post, "/v1/completions", MUCH)
-        wait_generated(server, 5)
-        os.kill(worker, signal.SIGSTOP)  # in the middle of a step
-        try:
-            server.popen.send_signal(signal.SIGTERM)
-            until(lambda: not takes_connections(server))
-            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
-            until(lambda: not is_running(worker))
-        finally:
-            with suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
-        assert asked.exception() is not None
-
-
 def test_a_broken_model_file_is_one_line_from_a_worker_too(broken_file: Path) -> None:
     process = serve(str(broken_file), "--isolate")
     assert process.end() == 1

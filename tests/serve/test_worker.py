@@ -405,36 +405,48 @@ async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
 
 
 PARENT_OF_ONE_THAT_HANGS = """
-import threading, trio
-from cllm.testing import mortal
+import sys, trio
+from cllm.serve.server import exit_now
+sys.path.append(sys.argv[1])  # last: what is installed is what is tested
 from tests.serve.conftest import make_spec, read_all, serving
 from tests.serve.test_worker import load
 
 async def main():
     model = load()
     deadly = make_spec("", 8)
-    deadly.prompt.extend([65, mortal.HANG])
+    deadly.prompt.extend([65, int(sys.argv[2])])
     async with serving(model) as running, trio.open_nursery() as nursery:
         nursery.start_soon(read_all, running.engine.open([deadly]))
         while not running.loop.is_computing:
             await trio.sleep(0.01)
+        await trio.sleep(0.5)  # to be in the middle of it
         print(model.pid, flush=True)
-        await trio.sleep_forever()
+        await trio.to_thread.run_sync(sys.stdin.read)
+        exit_now(7)
 
 trio.run(main)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="whether a process runs is read from /proc, which Linux has")
-def test_a_worker_whose_server_is_killed_in_the_middle_of_a_step_does_not_compute_on() -> None:
-    root = Path(__file__).parents[2]
-    with subprocess.Popen([sys.executable, "-c", PARENT_OF_ONE_THAT_HANGS], cwd=root, stdout=subprocess.PIPE) as parent:
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_worker_whose_server_ends_in_the_middle_of_a_step_does_not_compute_on(is_killed: bool) -> None:
+    """Whoever is killed can do nothing about it: the worker sees it. Who ends in haste kills a worker that cannot see anything."""
+    program = [sys.executable, "-P", "-c", PARENT_OF_ONE_THAT_HANGS, str(Path(__file__).parents[2])]
+    token = mortal.HANG if is_killed else mortal.HOLD
+    with subprocess.Popen([*program, str(token)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
         assert parent.stdout is not None
-        stat = Path(f"/proc/{int(parent.stdout.readline())}/stat")
-        parent.kill()
-    until_at = time.monotonic() + TEST_S
+        pid = int(parent.stdout.readline())
+        if is_killed:
+            parent.kill()
+        parent.stdin.close()
+    assert parent.returncode == (-signal.SIGKILL if is_killed else 7)
+    stat, until_at = Path(f"/proc/{pid}/stat"), time.monotonic() + TEST_S
     while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < until_at, "its step takes an hour"
+        if time.monotonic() >= until_at:
+            os.kill(pid, signal.SIGKILL)
+            pytest.fail("its step takes an hour")
         time.sleep(0.01)
 
 

@@ -36,6 +36,19 @@ async def test_a_client_that_leaves_ends_its_handler(serving, until, path, leave
         assert await server.is_healthy()
 
 
+@pytest.mark.parametrize("path", ["/stream", "/wait"])
+async def test_that_a_client_has_left_is_seen_at_once(serving, until, slow_clock, path):
+    slow_clock.rate = 0.01  # so that a busy machine has five seconds for what is allowed, and who looks once a second takes a hundred
+    async with serving() as server:
+        client = await server.connect()
+        await client.get(path)
+        await (client.read_until(b"0:xxx") if path == "/stream" else until(lambda: server.log.n_started))
+        await client.close()
+        left_at = trio.current_time()
+        await until(lambda: server.log.n_cancelled)
+        assert trio.current_time() - left_at < 0.05
+
+
 @pytest.mark.parametrize("ahead", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n", b"x" * 1000])
 @pytest.mark.parametrize("leave", [close, half_close])
 async def test_bytes_after_the_body_do_not_hide_a_disconnect(serving, until, ahead, leave):
