@@ -405,8 +405,7 @@ about as much.
 - **Eight, beside `no prompt cache`**, which finds nothing again: 1.81 times the tokens/s (1.53 to 2.14), first texts at p50, p90 and p99
   after 0.70, 0.49 and 0.39 of its time, and gaps at p99 that are 0.06 times as long, where its own are of 8 s; it takes 0.87 of cLLM's
   memory after a pass, and 0.64 after two. Single test files of up to a minute and a half ran beside some of these pairs.
-- **Eight, beside `-b 32` and `-kvu`**, in two and five pairs: 1.2 and 1.27 times their tokens/s, which is not told from none (`-kvu`: 0.97
-  to 1.68).
+- **Eight, beside `-b 32` and `-kvu`**, in two and five pairs: 1.2 and 1.27 times their tokens/s (`-kvu`: 0.96 to 1.68, not told apart).
 - **32 in 8 slots**, in ten pairs of ten starts beside llama-server as it comes: nothing is told apart (tokens/s 0.95 to 1.06) but memory,
   1.14 times its. Half of the first texts come after 48 s: the eight places are filled and emptied together, strictly in turn, here as it is
   there.
