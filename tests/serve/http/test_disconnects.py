@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 FILES = Path("/proc/self/fd")
 
@@ -86,6 +87,31 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_let_go(serving,
         await client.close()
         await until(lambda: n_open() <= n_before)
         assert await server.is_healthy()
+
+
+@pytest.mark.skipif(not FILES.is_dir(), reason="the system does not tell what is open; it runs on Linux")
+async def test_nothing_is_left_of_clients_that_come_and_go(serving, until):
+    async def come_and_go(number: int) -> None:
+        client = await server.connect()
+        await client.get("/wait" if number % 2 else "/stream")
+        await (until(lambda: server.log.n_started > number) if number % 2 else client.read_until(b"0:xxx"))
+        await (close, reset, half_close)[number % 3](client)
+        await until(lambda: server.log.n_cancelled > number)
+        await client.close()
+
+    def n_tasks() -> int:
+        return trio.lowlevel.current_statistics().tasks_living
+
+    async with serving() as server:
+        for number in range(6):  # what is begun at the first of each kind has begun
+            await come_and_go(number)
+        assert await server.is_healthy()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        before = n_tasks(), n_open()
+        for number in range(6, 126):
+            await come_and_go(number)
+        assert await server.is_healthy()
+        await until(lambda: n_tasks() <= before[0] and n_open() <= before[1])
 
 
 async def test_two_hundred_streams_that_leave_together_all_end(serving, until):
