@@ -157,11 +157,11 @@ it is what `-no-kvu` is; at one slot `-kvu` is too, and `-kvu -b 64` what `-b 64
 Batches of 128 and 512, and of 32 in one pool, were not tried with any.
 
 **Passes of one start** are not alike. A server's memory is its greatest since its start, and caches of prompts grow from pass to pass: in a
-second one of these runs llama-server's with a prompt cache by a seventh to three quarters, cLLM's by a third with conversations and one
-request at a time by a seventh, elsewhere hardly. Nobody has three. Settings of one run may have starts of one pass and others of two, so
-the first pass of each start stands for its memory. Other figures are of all passes: over all settings that have both, first texts at p90
-come in second passes after 0.91 times what they take beside theirs in first ones (0.87 to 0.95, each setting counting once), while of
-tokens/s (0.99 to 1.03) and gaps at p50 and p99 nothing is told apart.
+second one of these runs llama-server's with a prompt cache by a seventh to three quarters, cLLM's by a third with conversations, by a
+seventh or less with one request at a time, a long prompt, and prompts of words, and elsewhere not. Nobody has three. Settings of one run
+may have starts of one pass and others of two, so the first pass of each start stands for its memory. Other figures are of all passes: over
+all settings that have both, first texts at p90 come in second passes after 0.91 times what they take beside theirs in first ones (0.87 to
+0.95, each setting counting once), while of tokens/s (0.99 to 1.03) and gaps at p50 and p99 nothing is told apart.
 """
 
 VERIFY: Final = """\

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from cllm.bench.answers import message_of
+from cllm.bench.answers import MALFORMED, message_of
 from cllm.bench.load import FAULTS, Connections, fault
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target
 from cllm.bench.workloads import GREEDY, N_VOCAB_UNKNOWN, Ask, Sampling, id_range
@@ -71,7 +71,7 @@ async def _told(target: Target, wanted: str) -> Dialect:
         models = json.loads(page)["data"]
         model: dict[str, Any] = next((one for one in models if one["id"] == wanted), models[0])
         return Dialect(model=str(model["id"]), n_vocab=int((model.get("meta") or {}).get("n_vocab") or 0), prefix=prefix)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except MALFORMED:
         return Dialect(prefix=prefix)  # a server may do without a list of models
 
 
@@ -134,13 +134,13 @@ def _is_answer(page: str) -> bool:
     try:
         answer = json.loads(page)
         return bool(answer.get("choices")) and not answer.get("error")
-    except (ValueError, AttributeError, RecursionError):
+    except MALFORMED:
         return False
 
 
 def _n_prompt(page: str) -> int | None:
     try:
         n: int | None = json.loads(page)["usage"]["prompt_tokens"]
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except MALFORMED:
         return None
     return n
