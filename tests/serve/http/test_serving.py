@@ -74,6 +74,10 @@ def served(monkeypatch):
     return server, app
 
 
+async def run(server: server_module.Server, codes: list[int]) -> None:
+    codes.append(await server.run())
+
+
 async def ask(server: server_module.Server, app: App) -> trio.SocketStream:
     """A client that has asked, and reads when it likes."""
     await server._keeper.ready.wait()
@@ -123,12 +127,9 @@ async def test_after_a_drain_a_client_that_reads_slowly_gets_all_of_its_answer(s
     server, app = served
     codes = []
 
-    async def run() -> None:
-        codes.append(await server.run())
-
     with trio.fail_after(LONG_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
+            nursery.start_soon(run, server, codes)
             client = await ask(server, app)
             os.kill(os.getpid(), signal.SIGTERM)
             await until(lambda: server._keeper.house.first.engine.phase is EnginePhase.STOPPED)
@@ -155,12 +156,9 @@ async def test_whoever_is_told_late_that_the_grace_is_over_has_a_moment_to_pass_
 
     monkeypatch.setattr(server._keeper, "finish", finish_late)
 
-    async def run() -> None:
-        codes.append(await server.run())
-
     with trio.fail_after(LONG_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
+            nursery.start_soon(run, server, codes)
             client = await ask(server, app)
             os.kill(os.getpid(), signal.SIGTERM)
             answers = [data async for data in client]
@@ -179,9 +177,6 @@ async def test_when_the_engine_dies_a_client_that_never_reads_does_not_hold_the_
         await die.wait()
         raise ModelDied("the device is gone")
 
-    async def run() -> None:
-        codes.append(await server.run())
-
     async def announce() -> None:
         await trio.lowlevel.checkpoint()
 
@@ -189,7 +184,7 @@ async def test_when_the_engine_dies_a_client_that_never_reads_does_not_hold_the_
     monkeypatch.setattr(server, "_announce", announce)
     with trio.fail_after(LONG_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
+            nursery.start_soon(run, server, codes)
             async with await ask(server, app):
                 die.set()
                 await until(lambda: codes)
@@ -218,12 +213,9 @@ async def test_a_model_has_time_to_close_when_the_server_ends_unless_it_is_told_
     monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Backend(model)))
     monkeypatch.setattr(server_module.Server, "_exit_in", lambda self, seconds: ends.append(model.is_closed))
 
-    async def run() -> None:
-        codes.append(await server.run())
-
     with trio.fail_after(LONG_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
+            nursery.start_soon(run, server, codes)
             await server._keeper.ready.wait()
             await server._listening.wait()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -249,12 +241,9 @@ async def test_a_model_that_died_and_does_not_close_does_not_keep_the_process(se
     monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Backend(model)))
     monkeypatch.setattr(server_module.Server, "_exit_in", lambda self, seconds: ends.append((self._code, model.is_closed)))
 
-    async def run() -> None:
-        codes.append(await server.run())
-
     with trio.fail_after(LONG_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
+            nursery.start_soon(run, server, codes)
             await server._keeper.ready.wait()
             await read_all(server._keeper.house.first.engine.open([make_spec()]))
             try:
