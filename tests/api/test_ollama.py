@@ -103,6 +103,21 @@ async def test_a_negative_num_predict_is_no_limit(serve: Any) -> None:
     assert answer.json["done_reason"] == "length"
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+async def test_a_num_predict_of_0_computes_the_prompt_for_who_comes_after(serve: Any, path: str) -> None:
+    sent = {**chat(), "prompt": "hello"}
+    async with serve() as api:
+        parts = lines(await api.post(path, {**sent, "options": {"num_predict": 0}}))
+        whole = (await api.post(path, {**sent, "stream": False, "options": {"num_predict": 0}})).json
+        after = (await api.post(path, {**sent, "stream": False, "options": {"num_predict": 1}})).json
+        assert api.scheduler.totals.n_submitted == 3
+    assert len(parts) == 1
+    for told in (*parts, whole):
+        assert (told["done"], told["done_reason"], told["eval_count"]) == (True, "length", 0)
+        assert told["prompt_eval_count"] == after["prompt_eval_count"] > 0
+        assert (told["message"]["content"] if path == "/api/chat" else told["response"]) == ""
+
+
 async def test_a_penalty_of_0_is_none_as_some_clients_mean_it(serve: Any) -> None:
     async with serve() as api:
         none, one = [
@@ -127,6 +142,8 @@ async def test_stop_strings_and_seeds_come_in_the_options(serve: Any) -> None:
         ("/api/chat", {"messages": []}, "load"),
         ("/api/chat", {"keep_alive": 0}, "unload"),
         ("/api/generate", {"keep_alive": "5m0s"}, "load"),
+        ("/api/generate", {"prompt": "", "keep_alive": "10m", "options": {"num_predict": 0}}, "load"),
+        ("/api/chat", {"messages": [], "keep_alive": -1, "options": {"num_predict": 0, "n": 2}}, "load"),
     ],
 )
 async def test_a_request_without_a_prompt_is_answered_without_generating(serve: Any, path: str, sent: dict[str, Any], reason: str) -> None:
@@ -173,7 +190,7 @@ async def test_the_model_is_listed_running_and_shown(serve: Any) -> None:
         ("/api/generate", {"prompt": "x", "images": ["aGk="]}, 400, "images"),
         ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, 400, "system"),
         ("/api/generate", {"prompt": "x", "options": {"temperature": "hot"}}, 400, "options.temperature"),
-        ("/api/generate", {"prompt": "x", "options": {"num_predict": 0}}, 400, "options.num_predict"),
+        ("/api/generate", {"prompt": "x", "options": {"num_predict": -3}}, 400, "options.num_predict"),
         ("/api/generate", {"prompt": "x", "options": {"n": 2}}, 400, "options.n"),
         ("/api/chat", {"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "messages[0].images"),

@@ -66,7 +66,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [  # by itself, whatever model is aske
     ("/v1/embeddings", {"input": ["x"] * 2049}),
     ("/v1/rerank", {"documents": ["x"] * 2049}),
     ("/api/chat", WIZARD),
-    ("/api/chat", {"options": {"num_predict": 0}}),
+    ("/api/chat", {"options": {"n": 2}}),
     ("/api/generate", {"context": [1]}),
     ("/api/generate", {"format": 5}),
     ("/api/generate", {"raw": True, "system": "x"}),

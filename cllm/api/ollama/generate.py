@@ -89,7 +89,7 @@ async def _nothing_asked(context: Context, body: CommonFields, shape: Body) -> R
     """A model that is asked nothing is loaded; when it goes is the operator's affair, and it is not loaded to be told to go."""
     if requests.is_no_time(body.keep_alive):
         return json_response(nothing_asked(context.house.find(body.model).name, shape, unload=True))
-    model, _ = await _checked(context, body, (), lambda: None)
+    model = await prompts.model_for(context, body.model, (), lambda: None)  # of what it would draw by, nothing is refused
     return json_response(nothing_asked(model.name, shape, unload=False))
 
 

@@ -24,7 +24,7 @@ class Options(SamplingFields, kw_only=True):
     """`options`: every sampling field of this server under its own name too. Those of loading, `num_ctx` among them, are the operator's."""
 
     repeat_penalty: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None  # 0 as 1: some clients mean none by it, and Ollama answers
-    num_predict: Annotated[int, Meta(ge=-2, le=INT32_MAX)] | None = None  # less than 0: to the end of the context
+    num_predict: Annotated[int, Meta(ge=-2, le=INT32_MAX)] | None = None  # 0: the prompt alone; less: to the end of the context
 
 
 _NO_TIME = re.compile(r"(?:[0.]++(?:ns|us|µs|ms|s|m|h)?+)+")  # a duration as Go writes it: Ollama's own `stop` sends "0s"
@@ -130,11 +130,9 @@ def options_of(body: CommonFields) -> Options:
     options = body.options or Options()
     if options.n not in (None, 1):
         raise InvalidRequest("options.n: this endpoint gives one answer; /v1/chat/completions gives several", param="options.n")
-    if options.num_predict == 0:
-        raise InvalidRequest("options.num_predict: expected at least 1, or less than 0 for no limit", param="options.num_predict")
     if options.repeat_penalty == 0:
         options.repeat_penalty = 1.0
-    if options.num_predict is not None and options.num_predict > 0:
+    if options.num_predict is not None and options.num_predict >= 0:
         options.max_tokens = options.num_predict
     return options
 

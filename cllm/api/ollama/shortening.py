@@ -37,7 +37,7 @@ async def _shortened(context: Context, model: ServedModel, conversation: Convers
         starts = starts[1:]
     if not starts:
         return conversation
-    n_free = min(asked.stopping.max_tokens or model.n_ctx, model.n_ctx // PART_FOR_ANSWER)
+    n_free = min(model.n_ctx if asked.stopping.max_tokens is None else asked.stopping.max_tokens, model.n_ctx // PART_FOR_ANSWER)
     low, high = 0, len(starts) - 1  # the last one is taken in any case: whether that fits is seen when it is submitted
     while low < high:
         middle = (low + high) // 2
